@@ -1,0 +1,1 @@
+"""A verified checkpoint store. Knows no Slurm."""

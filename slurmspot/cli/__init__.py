@@ -1,0 +1,81 @@
+"""The command line. Each command lives in a module of its own, loaded only when it is run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+import click
+
+from slurmspot import __version__
+from slurmspot.errors import SlurmspotError
+
+SCHEMA_VERSION = 1
+
+COMMANDS = {
+    "sandbox": "A private, real Slurm cluster on this machine.",
+    "launch": "Submit a requeueable training job to spot capacity.",
+    "status": "Where a run stands: attempts, last step, last checkpoint.",
+    "watch": "Follow a run to its end and lift Slurm's requeue backoff.",
+    "inject": "Take capacity away from a run, on purpose.",
+    "verify": "Check every byte of a run's checkpoints.",
+    "timeline": "What happened to a run or job, attempt by attempt.",
+    "report": "One self-contained HTML file about one or more runs.",
+    "study": "Compare spot runs with an uninterrupted baseline.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name; imports one only to run it or to show its own help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"slurmspot.cli.{cmd_name}")
+        command = module.command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"slurmspot.cli.{cmd_name}.command is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="slurmspot")
+def cli() -> None:
+    """Spot GPUs on Slurm, made safe and measured.
+
+    Exit codes: 0 good, 1 failed or not accepted, 2 wrong use, 3 nothing found, 4 Slurm not
+    reachable, 75 checkpointed and wants to be requeued.
+    """
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print a machine-readable answer on stdout, with the schema's version first."""
+    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=2))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; errors become three lines on stderr and an exit code."""
+    try:
+        code = cli.main(args=argv, prog_name="slurmspot", standalone_mode=False)
+    except SlurmspotError as error:
+        click.echo(f"slurmspot: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("slurmspot: interrupted", err=True)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,89 @@
+"""Run a Slurm command: the one seam between this package and the cluster.
+
+Everything that talks to Slurm takes a :class:`Runner`; tests pass one that answers from a table.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slurmspot.errors import SlurmError, SlurmUnreachableError
+
+_UNREACHABLE = (
+    "Unable to contact slurm controller",
+    "Connection refused",
+    "Connection timed out",
+    "Communication connection failure",
+    "Socket timed out",
+    "Unable to establish controller machine",
+    "Could not establish a configuration source",
+    "Zero Bytes were transmitted or received",
+    "Protocol authentication error",
+    "Unable to connect to",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What a finished command left."""
+
+    stdout: str
+    stderr: str
+    returncode: int
+
+
+Runner = Callable[..., Output]
+"""``runner(argv, stdin=None) -> Output``. Raises only :class:`SlurmUnreachableError`."""
+
+
+def run(argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 60.0) -> Output:
+    """Run ``argv`` (never through a shell) and return what it left, whatever its exit code.
+
+    Raises:
+        SlurmUnreachableError: the command does not exist or did not answer in time.
+    """
+    try:
+        done = subprocess.run(
+            list(argv),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise SlurmUnreachableError(
+            f"{argv[0]} is not on PATH",
+            why="Slurm's client commands are not installed here, or their module is not loaded",
+            fix="run this on a login node; or try it out with `slurmspot sandbox up`",
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmUnreachableError(
+            f"{argv[0]} did not answer within {timeout_s:.0f} s",
+            why="the controller is overloaded or out of reach",
+            fix="check it with `scontrol ping`, then try again",
+        ) from None
+    return Output(stdout=done.stdout, stderr=done.stderr, returncode=done.returncode)
+
+
+def checked(runner: Runner, argv: Sequence[str], *, stdin: str | None = None) -> str:
+    """Run ``argv`` and return its stdout.
+
+    Raises:
+        SlurmUnreachableError: Slurm did not answer.
+        SlurmError: Slurm answered and refused; ``why`` holds its own words.
+    """
+    output = runner(argv, stdin=stdin)
+    if output.returncode == 0:
+        return output.stdout
+    words = (output.stderr.strip() or output.stdout.strip()).removeprefix(f"{argv[0]}: error: ")
+    if any(sign in words for sign in _UNREACHABLE):
+        raise SlurmUnreachableError(
+            "Slurm's controller does not answer",
+            why=words,
+            fix="check it with `scontrol ping`; `echo $SLURM_CONF` tells which cluster is meant",
+        )
+    raise SlurmError(f"`{' '.join(argv[:3])}` was refused", why=words or "no reason given")

@@ -1,0 +1,1 @@
+"""Prices and what a run cost. Pure."""

@@ -1,0 +1,181 @@
+"""The event log: what a run says of itself, one JSON line an event.
+
+``RUN/events/<attempt>/<rank>.jsonl`` is appended to by one process, each line in one ``write``.
+A kill can leave a torn last line; readers skip it. Besides the log, each rank keeps a *beat*: the
+last step it ran and when, overwritten in place at every step, so that the last step before a
+SIGKILL is known without logging every one.
+
+Event names and what belongs to each (besides ``t_ns``, ``mono_ns``, ``event``, ``step``):
+
+===================  =============================================================================
+``attempt_start``    job_id, restart, rank, world_size, host, pid
+``imports_done``     -
+``restore_begin``    -
+``restore_end``      step restored (null: nothing to restore), tier, seconds, rejected (list of
+                     {step, problem}: newer checkpoints that did not verify)
+``step``             thinned to one a second; loss if logged
+``first_step``       the first step that no earlier attempt had run; repeated (steps done twice)
+``notice``           source (SIGUSR1, SIGTERM, …), window_s
+``agreed``           the step at which all ranks save
+``snapshot_begin``   trigger (start, period, notice, final)
+``snapshot_end``     stall_s
+``persist_end``      size_bytes, seconds
+``commit``           tier, trigger
+``save_failed``      error
+``requeue_asked``    exit_code (rank name ``batch``)
+``exit``             code, error
+``finished``         digest, loss
+``inject``           kind, nodes, notice (bool), observed (attempt name ``injector``)
+===================  =============================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_BEAT = struct.Struct("<qqq")  # step, t_ns, mono_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The two clocks, passed in so that tests own time. Both return nanoseconds."""
+
+    unix_ns: Callable[[], int] = time.time_ns
+    mono_ns: Callable[[], int] = time.monotonic_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One line of the event log.
+
+    Attributes:
+        t_ns: unix time in nanoseconds, on the clock of the host that wrote it.
+        mono_ns: monotonic nanoseconds, comparable only within one process.
+        step: the training step it belongs to, or None.
+        data: what else the line holds.
+    """
+
+    t_ns: int
+    mono_ns: int
+    event: str
+    step: int | None
+    attempt: str
+    rank: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EventWriter:
+    """Appends the events of one process. Safe to call from several threads.
+
+    Losing a log line must not end a training run: a failed write (a full disk) is counted in
+    ``dropped`` and never raises.
+    """
+
+    def __init__(
+        self, events: Path, attempt: str, rank: str | int, clock: Clock | None = None
+    ) -> None:
+        folder = events / attempt
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._clock = clock or Clock()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        self._log = os.open(folder / f"{rank}.jsonl", flags | os.O_APPEND, 0o600)
+        self._beat = os.open(folder / f"{rank}.beat", flags, 0o600)
+        self.dropped = 0
+
+    def write(self, event: str, *, step: int | None = None, **data: Any) -> None:
+        """Append one event, stamped now."""
+        line = {
+            "t_ns": self._clock.unix_ns(),
+            "mono_ns": self._clock.mono_ns(),
+            "event": event,
+            "step": step,
+            **data,
+        }
+        # The newline comes first as well: after a torn line the next one still stands alone.
+        text = "\n" + json.dumps(line, separators=(",", ":"), default=str) + "\n"
+        self._put(lambda: os.write(self._log, text.encode()))
+
+    def beat(self, step: int) -> None:
+        """Note that ``step`` has been run. Costs one small write."""
+        record = _BEAT.pack(step, self._clock.unix_ns(), self._clock.mono_ns())
+        self._put(lambda: os.pwrite(self._beat, record, 0))
+
+    def _put(self, write: Callable[[], int]) -> None:
+        try:
+            write()
+        except OSError:
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Close the files; the events written so far stay."""
+        os.close(self._log)
+        os.close(self._beat)
+
+
+def read_events(events: Path) -> list[Event]:
+    """All events under a run's ``events`` folder, in order of time.
+
+    Torn and foreign lines are skipped. The beat of each rank comes back as one more ``step``
+    event when it is newer than the last one logged.
+    """
+    found: list[Event] = []
+    for log in sorted(events.glob("*/*.jsonl")):
+        found.extend(_read_log(log))
+    for beat in sorted(events.glob("*/*.beat")):
+        found.extend(_read_beat(beat))
+    found.sort(key=lambda event: event.t_ns)
+    return found
+
+
+def last_step(events: Path, *, before_attempt: str | None = None) -> int | None:
+    """The highest step that any attempt has run, from the beats alone; None if none has.
+
+    Args:
+        before_attempt: leave this attempt out.
+    """
+    steps = [
+        record.step
+        for beat in events.glob("*/*.beat")
+        if beat.parent.name != before_attempt
+        for record in _read_beat(beat)
+        if record.step is not None
+    ]
+    return max(steps, default=None)
+
+
+def _read_log(path: Path) -> Iterator[Event]:
+    for raw in path.read_bytes().split(b"\n"):
+        try:
+            line = json.loads(raw)
+            yield Event(
+                t_ns=int(line.pop("t_ns")),
+                mono_ns=int(line.pop("mono_ns")),
+                event=str(line.pop("event")),
+                step=line.pop("step", None),
+                attempt=path.parent.name,
+                rank=path.stem,
+                data=line,
+            )
+        except (ValueError, KeyError, AttributeError, TypeError):
+            continue
+
+
+def _read_beat(path: Path) -> Iterator[Event]:
+    raw = path.read_bytes()
+    if len(raw) == _BEAT.size:
+        step, t_ns, mono_ns = _BEAT.unpack(raw)
+        yield Event(
+            t_ns=t_ns,
+            mono_ns=mono_ns,
+            event="step",
+            step=step,
+            attempt=path.parent.name,
+            rank=path.stem,
+        )

@@ -1,0 +1,1 @@
+"""Takes capacity away from a run, on purpose."""

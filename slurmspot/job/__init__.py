@@ -1,0 +1,1 @@
+"""What runs inside a job: notices, agreement, the run loop, requeue."""

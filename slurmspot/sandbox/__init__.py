@@ -1,0 +1,1 @@
+"""A private, real Slurm cluster on this machine."""

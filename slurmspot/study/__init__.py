@@ -1,0 +1,1 @@
+"""Spot runs against an uninterrupted baseline, and what may be concluded."""

@@ -1,0 +1,1 @@
+"""From sacct rows and events to attempts and phases. Pure."""
