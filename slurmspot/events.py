@@ -89,11 +89,19 @@ class EventWriter:
         self._beat = os.open(folder / f"{rank}.beat", flags, 0o600)
         self.dropped = 0
 
-    def write(self, event: str, *, step: int | None = None, **data: Any) -> None:
-        """Append one event, stamped now."""
+    def write(
+        self,
+        event: str,
+        *,
+        step: int | None = None,
+        at: tuple[int, int] | None = None,
+        **data: Any,
+    ) -> None:
+        """Append one event, stamped now or ``at`` (unix ns, monotonic ns)."""
+        t_ns, mono_ns = at or (self._clock.unix_ns(), self._clock.mono_ns())
         line = {
-            "t_ns": self._clock.unix_ns(),
-            "mono_ns": self._clock.mono_ns(),
+            "t_ns": t_ns,
+            "mono_ns": mono_ns,
             "event": event,
             "step": step,
             **data,

@@ -1,0 +1,146 @@
+"""Notices that capacity goes away: signals that set a flag with a deadline, and nothing more.
+
+The signal's number is written into a pipe by the interpreter's own C handler
+(:func:`signal.set_wakeup_fd`), so a notice is seen, timed and logged by a thread even while the
+main thread is inside a collective or a kernel launch. Training code is never interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from slurmspot.errors import UsageError
+from slurmspot.events import Clock
+
+_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A warning that this process will be killed.
+
+    Attributes:
+        source: the signal's name.
+        window_s: seconds it leaves, counted from ``mono_ns``.
+        t_ns: unix time of arrival, nanoseconds.
+        mono_ns: monotonic time of arrival, nanoseconds.
+    """
+
+    source: str
+    window_s: float
+    t_ns: int
+    mono_ns: int
+
+    @property
+    def deadline_ns(self) -> int:
+        """Monotonic time at which the window closes."""
+        return self.mono_ns + int(self.window_s * _S)
+
+
+class NoticeListener:
+    """Catches the preemption signals of this process and of nothing else.
+
+    Args:
+        windows_s: seconds that each signal leaves.
+        on_notice: called from the listener's thread, once for each notice.
+    """
+
+    def __init__(
+        self,
+        windows_s: Mapping[signal.Signals, float],
+        *,
+        on_notice: Callable[[Notice], None] = lambda _: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._windows_s = dict(windows_s)
+        self._on_notice = on_notice
+        self._clock = clock or Clock()
+        self._earliest: Notice | None = None
+        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._write_fd, False)
+        self._thread = threading.Thread(target=self._listen, name="slurmspot-notice", daemon=True)
+        self._former: dict[signal.Signals, Callable[..., object] | int | None] = {}
+        self._former_fd = -1
+
+    def start(self) -> NoticeListener:
+        """Install the handlers.
+
+        Raises:
+            UsageError: not called from the main thread, which alone may install handlers.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError(
+                "the run must be opened in the main thread",
+                why="only the main thread of a Python program may install signal handlers",
+                fix="call slurmspot.Run.from_env before starting threads",
+            )
+        self._thread.start()
+        self._former_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in self._windows_s:
+            self._former[number] = signal.signal(number, _noted)
+        return self
+
+    @property
+    def notice(self) -> Notice | None:
+        """The notice whose window closes first, or None."""
+        return self._earliest
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the window closes (0 when it has), or None without a notice."""
+        notice = self._earliest
+        if notice is None:
+            return None
+        return max(0.0, (notice.deadline_ns - self._clock.mono_ns()) / _S)
+
+    def close(self) -> None:
+        """Put the former handlers back and end the thread."""
+        if not self._thread.is_alive():
+            return
+        for number, handler in self._former.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        signal.set_wakeup_fd(self._former_fd)
+        os.close(self._write_fd)
+        self._thread.join()
+        os.close(self._read_fd)
+
+    def _listen(self) -> None:
+        while numbers := os.read(self._read_fd, 64):
+            for number in numbers:
+                window_s = self._windows_s.get(signal.Signals(number))
+                if window_s is not None:
+                    self._take(signal.Signals(number), window_s)
+
+    def _take(self, number: signal.Signals, window_s: float) -> None:
+        notice = Notice(
+            source=number.name,
+            window_s=window_s,
+            t_ns=self._clock.unix_ns(),
+            mono_ns=self._clock.mono_ns(),
+        )
+        if self._earliest is None or notice.deadline_ns < self._earliest.deadline_ns:
+            self._earliest = notice
+        self._on_notice(notice)
+
+
+def _noted(number: int, frame: object) -> None:
+    """Do nothing: the wake-up pipe has already carried the signal to the listener."""
+    del number, frame
+
+
+@contextmanager
+def shielded() -> Iterator[None]:
+    """Processes started inside (data-loader workers) never see a preemption signal.
+
+    Slurm signals every process of a step. A worker that dies of it takes the training process
+    along before it can save. A blocked signal mask is inherited through fork and exec.
+    """
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)

@@ -1,0 +1,135 @@
+"""The last line of a batch script: put the job back into the queue, or let it end.
+
+``python -m slurmspot.job.requeue "$rc"`` runs after the ranks have left, outside any step (a
+requeue from inside a step kills the step) and outside any container. Exiting alone would not do:
+Slurm 22.05 takes a job that ends within its grace for finished or failed, and later releases hold
+it at the sixth time. An explicit ``scontrol requeue`` comes back on every release.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slurmspot.cluster import scontrol
+from slurmspot.cluster.command import Runner, run
+from slurmspot.errors import SlurmError, SlurmspotError
+from slurmspot.events import Event, EventWriter, read_events
+from slurmspot.runfolder import RunFolder
+from slurmspot.settings import JobEnvironment
+
+WANTS_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: checkpointed, try again later
+MAX_CRASHES = 3  # attempts in a row that were killed without having committed anything new
+_TAKEDOWN_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether to requeue, and why."""
+
+    requeue: bool
+    exit_code: int
+    reason: str
+
+
+def decide(exit_code: int, *, finished: bool, crashes: int) -> Decision:
+    """What becomes of a job whose step ended with ``exit_code``.
+
+    Args:
+        exit_code: of srun: the highest of all tasks, 128 + n for one killed by signal n.
+        finished: the run has written its final checkpoint.
+        crashes: attempts that were killed, since the last commit, before this one.
+    """
+    if finished:
+        return Decision(False, 0, "the run is complete")
+    if exit_code == WANTS_REQUEUE:
+        return Decision(True, WANTS_REQUEUE, "checkpointed after a notice")
+    if exit_code == 0:
+        return Decision(False, 0, "the command ended by itself")
+    if exit_code < 128:
+        return Decision(False, exit_code, f"the command failed with exit code {exit_code}")
+    death = f"killed by {_signal_name(exit_code - 128)}"
+    if crashes >= MAX_CRASHES:
+        return Decision(
+            False, exit_code, f"{death}; {crashes} attempts before it died without any progress"
+        )
+    return Decision(True, WANTS_REQUEUE, death)
+
+
+def crashes_without_progress(events: Iterable[Event]) -> int:
+    """How many attempts in a row were requeued after a kill, with no new step committed between."""
+    crashes = 0
+    furthest = -1
+    for event in events:
+        if event.event == "commit" and event.step is not None and event.step > furthest:
+            furthest = event.step
+            crashes = 0
+        elif event.event == "requeue_asked":
+            crashes += event.data.get("exit_code") != WANTS_REQUEUE
+    return crashes
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def finish(exit_code: int, job: JobEnvironment, *, runner: Runner = run) -> int:
+    """Carry the decision out; return the batch script's exit code."""
+    folder = None if job.run is None else RunFolder(job.run)
+    events = [] if folder is None else read_events(folder.events)
+    decision = decide(
+        exit_code,
+        finished=folder is not None and folder.finished.exists(),
+        crashes=crashes_without_progress(events),
+    )
+    _say(f"{decision.reason}: {'requeue' if decision.requeue else 'end'}")
+    if not decision.requeue:
+        return decision.exit_code
+    if folder is not None:
+        log = EventWriter(folder.events, job.attempt, "batch")
+        log.write("requeue_asked", exit_code=exit_code)
+        log.close()
+    try:
+        scontrol.requeue(job.job_id, runner=runner)
+    except SlurmError as error:
+        # Slurm itself requeues a job that it has preempted or whose node it has lost; then this
+        # one comes too late, or is refused because the job is on its way out already.
+        _say(str(error))
+        return decision.exit_code
+    return _wait_for_takedown(decision.exit_code)
+
+
+def _wait_for_takedown(exit_code: int) -> int:
+    """Stay until Slurm ends the batch script: a job that exits first may count as finished."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(_TAKEDOWN_S)
+    return exit_code
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"slurmspot: {text}\n")
+    sys.stderr.flush()
+
+
+def main() -> None:
+    """Read the step's exit code from the command line and this job from the environment."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the requeue itself must not be cut short
+    if len(sys.argv) != 2 or not sys.argv[1].isdigit():
+        _say("usage: python -m slurmspot.job.requeue EXIT_CODE_OF_SRUN")
+        sys.exit(2)
+    try:
+        sys.exit(finish(int(sys.argv[1]), JobEnvironment.read(os.environ)))
+    except SlurmspotError as error:
+        _say(str(error))
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,368 @@
+"""The run loop: any training loop, interrupted as often as it takes, as if it never was.
+
+::
+
+    with slurmspot.Run.from_env(model=model, optimizer=optimizer, sampler=sampler) as run:
+        for step, batch in run.steps(loader, total=1000):
+            loss = train_step(batch)
+            run.log(loss=loss)
+
+On a notice all ranks save at the same step and leave the block by :class:`Preempted`, which ends
+the process with exit code 75. A kill without notice costs the steps since the last checkpoint. The
+next attempt opens the same block and goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from slurmspot.checkpoint import Checkpointer, RandomState
+from slurmspot.errors import CheckpointWriteError, UsageError
+from slurmspot.events import Clock, EventWriter, last_step
+from slurmspot.job.agreement import Agreement, Wish
+from slurmspot.job.data import Cursor
+from slurmspot.job.notice import Notice, NoticeListener
+from slurmspot.job.requeue import WANTS_REQUEUE
+from slurmspot.runfolder import RunFolder
+from slurmspot.settings import JobEnvironment
+
+_S = 1_000_000_000
+_STEP_EVENT_NS = _S  # `step` events are thinned to one a second; the beat keeps every step
+
+
+class Preempted(SystemExit):
+    """Saved after a notice; ends the process with exit code 75 unless it is caught."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(WANTS_REQUEUE)
+        self.step = step
+
+
+class Run:
+    """One attempt of a training run. Make it with :meth:`from_env`, use it as a context manager.
+
+    Attributes:
+        step: steps completed so far, over all attempts.
+        complete: the run had already finished when this attempt started; ``steps`` yields nothing.
+        rehearsing: inside the throw-away first step (see :meth:`from_env`).
+    """
+
+    def __init__(
+        self,
+        *,
+        env: JobEnvironment,
+        folder: RunFolder,
+        objects: dict[str, Any],
+        rehearse: bool,
+        clock: Clock,
+    ) -> None:
+        self.step = 0
+        self.complete = folder.finished.exists()
+        self.rehearsing = False
+        self._env = env
+        self._folder = folder
+        self._clock = clock
+        self._rehearse = rehearse
+        self._events = EventWriter(folder.events, env.attempt, env.rank, clock)
+        self._listener = NoticeListener(
+            {signal.SIGUSR1: env.window_s, signal.SIGTERM: env.kill_wait_s},
+            on_notice=self._note,
+            clock=clock,
+        ).start()
+        self._cursor = Cursor(RandomState())
+        self._advancing = [thing for thing in objects.values() if hasattr(thing, "next_epoch")]
+        self._stateful = objects
+        distributed = dist.is_initialized() and dist.get_world_size() > 1
+        self._agreement = Agreement(dist.new_group(backend="gloo") if distributed else None)
+        self._checkpointer = Checkpointer(
+            folder.checkpoints,
+            {**objects, "random": self._cursor},
+            keep=env.keep,
+            process_group=dist.new_group(backend="gloo") if distributed else None,
+            emit=self._events.write,
+        )
+        self._last_save_ns = clock.mono_ns()
+        self._last_step_event_ns = 0
+        self._furthest = -1
+        self._logged: dict[str, Any] = {}
+
+    @classmethod
+    def from_env(
+        cls,
+        *,
+        folder: str | Path | None = None,
+        rehearse: bool | None = None,
+        clock: Clock | None = None,
+        **objects: Any,
+    ) -> Self:
+        """Open the run that this process belongs to.
+
+        With several ranks, call it after ``torch.distributed.init_process_group``. From here on
+        SIGUSR1 and SIGTERM no longer end the process.
+
+        Args:
+            folder: the run folder; default ``SLURMSPOT_RUN``, else ``slurmspot-run`` here.
+            rehearse: make one throw-away step before the first real one of every attempt. DDP
+                groups its gradients anew after the first backward of a process, which changes the
+                order of summation; without a rehearsal a resumed run of three or more ranks is not
+                bitwise equal to an uninterrupted one. Default: with DDP on several ranks. The loop
+                body runs once more per attempt, :meth:`log` is ignored in it, and every registered
+                object is put back afterwards.
+            **objects: what to save, by name: anything with ``state_dict`` and ``load_state_dict``.
+                Random states are kept without asking.
+
+        Raises:
+            UsageError: an object cannot be saved, or the process group is missing.
+        """
+        clock = clock or Clock()
+        env = JobEnvironment.read()
+        for name, thing in objects.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                raise UsageError(
+                    f"{name} ({type(thing).__name__}) cannot be saved",
+                    why="it has no state_dict and load_state_dict",
+                )
+        if "random" in objects:
+            raise UsageError("`random` is the name under which random states are kept")
+        if env.world_size > 1 and not dist.is_initialized():
+            raise UsageError(
+                f"this is one of {env.world_size} ranks, but there is no process group",
+                fix="call torch.distributed.init_process_group before slurmspot.Run.from_env",
+            )
+        if rehearse is None:
+            rehearse = env.world_size > 1 and any(
+                isinstance(thing, DistributedDataParallel) for thing in objects.values()
+            )
+        place = Path(folder) if folder is not None else env.run or Path("slurmspot-run")
+        run_folder = RunFolder(place.absolute()).create()
+        run = cls(env=env, folder=run_folder, objects=objects, rehearse=rehearse, clock=clock)
+        run._announce()
+        return run
+
+    def _announce(self) -> None:
+        env = self._env
+        self._events.write(
+            "attempt_start",
+            at=_process_start(self._clock),
+            job_id=env.job_id,
+            restart=env.restart,
+            rank=env.rank,
+            world_size=env.world_size,
+            host=env.host,
+            pid=os.getpid(),
+        )
+        self._events.write("imports_done")
+
+    def __enter__(self) -> Self:
+        """Restore the newest checkpoint that verifies, if there is one."""
+        if self.complete:
+            self._say("already complete")
+            return self
+        self._events.write("restore_begin")
+        restored = self._checkpointer.restore()
+        if restored is None:
+            self._events.write("restore_end", step=None)
+            return self
+        self.step = restored.step
+        rejected = [{"step": step, "problem": problem} for step, problem in restored.rejected]
+        self._events.write(
+            "restore_end",
+            step=restored.step,
+            tier="remote",
+            seconds=restored.seconds,
+            rejected=rejected,
+        )
+        for item in rejected:
+            self._say(f"checkpoint of step {item['step']} was rejected: {item['problem']}")
+        self._say(f"resumed at step {self.step}")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Log how the attempt ended and put the former signal handlers back."""
+        code = error.code if isinstance(error, SystemExit) else int(error is not None)
+        text = None if error is None or isinstance(error, SystemExit) else f"{error!r}"
+        self._checkpointer.close()
+        self._listener.close()
+        self._events.write("exit", step=self.step, code=code, error=text)
+        self._events.close()
+
+    def steps(
+        self, loader: Iterable[Any], *, total: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield ``(step, batch)`` until the run is done; step counts from 1 over all attempts.
+
+        Going over ``loader`` again is a new epoch. Leaving the loop early (``break``) is not the
+        end of the run: only running out of steps is.
+
+        Args:
+            loader: any iterable of batches; the same on every attempt.
+            total: steps of the whole run; None is one epoch.
+
+        Raises:
+            Preempted: a notice was agreed on; the state of ``step`` is saved.
+            CheckpointWriteError: the final checkpoint could not be made durable.
+        """
+        if self.complete:
+            return
+        self._furthest = last_step(self._folder.events, before_attempt=self._env.attempt) or 0
+        if self.step == 0:
+            self._save("start")
+        keeps_place = bool(self._advancing) or any(loader is t for t in self._stateful.values())
+        while total is None or self.step < total:
+            epoch_begins = self._cursor.batch == 0
+            before = self.step
+            for batch in self._cursor.batches(loader, keeps_place=keeps_place):
+                if self._rehearse:
+                    yield from self._rehearsal(batch)
+                yield self.step + 1, batch
+                self._step_done()
+                if self.step == total:
+                    break
+                self._boundary()
+            else:
+                for thing in (self._cursor, *self._advancing):
+                    thing.next_epoch()
+            if total is None:
+                break
+            if epoch_begins and self.step == before:
+                raise UsageError("the loader yields no batch", why="an epoch without a step")
+        self._finish()
+
+    def _rehearsal(self, batch: Any) -> Iterator[tuple[int, Any]]:
+        held = self._checkpointer.hold()
+        self.rehearsing = True
+        yield self.step + 1, batch
+        self.rehearsing = self._rehearse = False
+        self._checkpointer.put_back(held)
+
+    def log(self, **values: Any) -> None:
+        """Note values of this step (a loss); the event log keeps about one a second."""
+        if not self.rehearsing:
+            self._logged = values
+
+    def check(self) -> None:
+        """Leave now if all ranks agree to: for long stretches without a step, such as evaluation.
+
+        Collective: call it equally often on every rank, and only when the optimizer has moved for
+        the current step. What runs after the last completed step is not repeated on resumption.
+
+        Raises:
+            Preempted: as in :meth:`steps`.
+        """
+        if not self.complete and not self.rehearsing:
+            self._boundary()
+
+    def _step_done(self) -> None:
+        self.step += 1
+        for thing in (self._cursor, *self._advancing):
+            thing.advance()
+        now_ns = self._clock.mono_ns()
+        if self.step == self._furthest + 1:
+            self._events.write("first_step", step=self.step)
+        if now_ns - self._last_step_event_ns >= _STEP_EVENT_NS:
+            self._last_step_event_ns = now_ns
+            self._events.write("step", step=self.step, **self._values())
+        self._events.beat(self.step)
+
+    def _values(self) -> dict[str, Any]:
+        return {name: float(value) for name, value in self._logged.items()}
+
+    def _boundary(self) -> None:
+        remaining_s = self._listener.remaining_s()
+        wish = Wish(leave=remaining_s is not None, remaining_s=remaining_s, save=self._due())
+        agreed = self._agreement.exchange(wish)
+        failure = self._checkpointer.failed()
+        if failure is not None:
+            self._say(f"{failure}\n  the checkpoint before it stays good; training goes on")
+        if agreed.leave:
+            self._leave()
+        elif agreed.save:
+            self._save("period")
+
+    def _due(self) -> bool:
+        """Whether a periodic checkpoint is due. Rank 0 decides: clocks differ."""
+        if self._env.rank != 0:
+            return False
+        if self._env.period_steps:
+            return self.step % self._env.period_steps == 0
+        return self._clock.mono_ns() - self._last_save_ns >= self._env.period_s * _S
+
+    def _save(self, trigger: str) -> None:
+        self._last_save_ns = self._clock.mono_ns()
+        meta = {"attempt": self._env.attempt, "epoch": self._cursor.epoch}
+        self._checkpointer.save(self.step, trigger=trigger, meta=meta)
+
+    def _leave(self) -> None:
+        self._events.write("agreed", step=self.step)
+        self._save("notice")
+        try:
+            self._checkpointer.wait()
+        except CheckpointWriteError as error:
+            self._say(f"{error}\n  leaving with the checkpoint before it")
+        self._agreement.close()
+        raise Preempted(self.step)
+
+    def _finish(self) -> None:
+        self._agreement.close()
+        self._save("final")
+        self._checkpointer.wait()
+        digest = self._checkpointer.digest()
+        values = self._values()
+        if self._env.rank == 0:
+            done = {"step": self.step, "digest": digest, **values}
+            _write_durably(self._folder.finished, json.dumps(done) + "\n")
+        self._events.write("finished", step=self.step, digest=digest, **values)
+        self.complete = True
+
+    def _note(self, notice: Notice) -> None:
+        self._events.write(
+            "notice",
+            at=(notice.t_ns, notice.mono_ns),
+            step=self.step,
+            source=notice.source,
+            window_s=notice.window_s,
+        )
+
+    def _say(self, text: str) -> None:
+        if self._env.rank == 0:
+            sys.stderr.write(f"slurmspot: {text}\n")
+            sys.stderr.flush()
+
+
+def _write_durably(path: Path, text: str) -> None:
+    """Write a small file so that it is either wholly there after a crash, or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _process_start(clock: Clock) -> tuple[int, int]:
+    """When this process was started, as (unix ns, monotonic ns); see proc(5), field 22."""
+    stat = Path("/proc/self/stat").read_text()
+    ticks = int(stat.rpartition(")")[2].split()[19])
+    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * _S // os.sysconf("SC_CLK_TCK")
+    return clock.unix_ns() - age_ns, clock.mono_ns() - age_ns
