@@ -25,7 +25,8 @@ Event names and what belongs to each (besides ``t_ns``, ``mono_ns``, ``event``, 
 ``requeue_asked``    exit_code (rank name ``batch``)
 ``exit``             code, error
 ``finished``         digest, loss
-``inject``           kind, nodes, notice (bool), observed (attempt name ``injector``)
+``inject``           kind, job_id, nodes, notice (bool); attempt name ``injector``
+``inject_observed``  kind, observed (bool), seconds from the action to its effect
 ===================  =============================================================================
 """
 

@@ -71,6 +71,14 @@ def check(spec: Spec, *, runner: Runner = run) -> Windows:
     )
 
 
+def offline_windows(spec: Spec) -> Windows:
+    """What to assume of a notice where no cluster is asked."""
+    return Windows(
+        window_s=spec.window_s or spec.lead_s,
+        kill_wait_s=spec.kill_wait_s or settings.DEFAULT_KILL_WAIT_S,
+    )
+
+
 def batch_script(spec: Spec, folder: RunFolder, windows: Windows) -> str:
     """The text that sbatch is given."""
     executor = _executor(spec, folder, windows)

@@ -72,7 +72,7 @@ def _help_along(job: JobState, runner: Runner) -> str:
         if job.state == "PENDING" and job.reason == "BeginTime" and job.restarts:
             scontrol.lift_backoff(job.job_id, runner=runner)
             return "backoff lifted"
-        if job.state == "REQUEUE_HOLD" or _LAUNCH_LIMIT in job.reason.replace("_", " "):
+        if _LAUNCH_LIMIT in job.reason.replace("_", " "):  # never a hold that a person asked for
             scontrol.release(job.job_id, runner=runner)
             return "released"
     except SlurmUnreachableError:

@@ -23,6 +23,7 @@ from slurmspot.runfolder import RunFolder
 from slurmspot.settings import JobEnvironment
 
 WANTS_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: checkpointed, try again later
+PEER_LOST = 76  # another rank died under a collective; not a fault of this one
 MAX_CRASHES = 3  # attempts in a row that were killed without having committed anything new
 _TAKEDOWN_S = 300.0
 
@@ -36,28 +37,41 @@ class Decision:
     reason: str
 
 
-def decide(exit_code: int, *, finished: bool, crashes: int) -> Decision:
+def decide(exit_code: int, *, finished: bool, failed: str | None, crashes: int) -> Decision:
     """What becomes of a job whose step ended with ``exit_code``.
 
     Args:
         exit_code: of srun: the highest of all tasks, 128 + n for one killed by signal n.
         finished: the run has written its final checkpoint.
+        failed: the error with which a rank of this attempt ended by its own fault.
         crashes: attempts that were killed, since the last commit, before this one.
     """
     if finished:
         return Decision(False, 0, "the run is complete")
-    if exit_code == WANTS_REQUEUE:
-        return Decision(True, WANTS_REQUEUE, "checkpointed after a notice")
     if exit_code == 0:
         return Decision(False, 0, "the command ended by itself")
-    if exit_code < 128:
-        return Decision(False, exit_code, f"the command failed with exit code {exit_code}")
-    death = f"killed by {_signal_name(exit_code - 128)}"
+    if exit_code == WANTS_REQUEUE:
+        return Decision(True, WANTS_REQUEUE, "checkpointed after a notice")
+    if failed is not None or (exit_code < 128 and exit_code != PEER_LOST):
+        return Decision(
+            False, exit_code, failed or f"the command failed with exit code {exit_code}"
+        )
+    death = "a rank was lost" if exit_code == PEER_LOST else _death(exit_code - 128)
     if crashes >= MAX_CRASHES:
         return Decision(
             False, exit_code, f"{death}; {crashes} attempts before it died without any progress"
         )
     return Decision(True, WANTS_REQUEUE, death)
+
+
+def own_failure(events: Iterable[Event], attempt: str) -> str | None:
+    """The error with which a rank of ``attempt`` ended by its own fault, or None."""
+    for event in events:
+        if event.event == "exit" and event.attempt == attempt:
+            code = event.data.get("code")
+            if code not in (0, None, WANTS_REQUEUE, PEER_LOST):
+                return f"rank {event.rank} failed: {event.data.get('error') or f'exit {code}'}"
+    return None
 
 
 def crashes_without_progress(events: Iterable[Event]) -> int:
@@ -73,11 +87,11 @@ def crashes_without_progress(events: Iterable[Event]) -> int:
     return crashes
 
 
-def _signal_name(number: int) -> str:
+def _death(number: int) -> str:
     try:
-        return signal.Signals(number).name
+        return f"killed by {signal.Signals(number).name}"
     except ValueError:
-        return f"signal {number}"
+        return f"killed by signal {number}"
 
 
 def finish(exit_code: int, job: JobEnvironment, *, runner: Runner = run) -> int:
@@ -87,6 +101,7 @@ def finish(exit_code: int, job: JobEnvironment, *, runner: Runner = run) -> int:
     decision = decide(
         exit_code,
         finished=folder is not None and folder.finished.exists(),
+        failed=own_failure(events, job.attempt),
         crashes=crashes_without_progress(events),
     )
     _say(f"{decision.reason}: {'requeue' if decision.requeue else 'end'}")

@@ -33,7 +33,7 @@ from slurmspot.events import Clock, EventWriter, last_step
 from slurmspot.job.agreement import Agreement, Wish
 from slurmspot.job.data import Cursor
 from slurmspot.job.notice import Notice, NoticeListener
-from slurmspot.job.requeue import WANTS_REQUEUE
+from slurmspot.job.requeue import PEER_LOST, WANTS_REQUEUE
 from slurmspot.runfolder import RunFolder
 from slurmspot.settings import JobEnvironment
 
@@ -195,12 +195,19 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         """Log how the attempt ended and put the former signal handlers back."""
-        code = error.code if isinstance(error, SystemExit) else int(error is not None)
-        text = None if error is None or isinstance(error, SystemExit) else f"{error!r}"
+        code: int | str | None = 0
+        text = None
+        if isinstance(error, SystemExit):
+            code = error.code
+        elif error is not None:
+            code, text = (PEER_LOST if _peer_lost(error) else 1), f"{error!r}"
         self._checkpointer.close()
         self._listener.close()
         self._events.write("exit", step=self.step, code=code, error=text)
         self._events.close()
+        if code == PEER_LOST and error is not None:
+            self._say(f"another rank is gone: {error}")
+            raise SystemExit(PEER_LOST) from error
 
     def steps(
         self, loader: Iterable[Any], *, total: int | None = None
@@ -343,6 +350,16 @@ class Run:
         if self._env.rank == 0:
             sys.stderr.write(f"slurmspot: {text}\n")
             sys.stderr.flush()
+
+
+def _peer_lost(error: BaseException) -> bool:
+    """Whether a collective failed because another process is gone, and not through a fault here.
+
+    NCCL and the store raise a DistError; gloo a bare RuntimeError that names its source file.
+    """
+    return isinstance(error, dist.DistError) or (
+        type(error) is RuntimeError and "gloo" in str(error)
+    )
 
 
 def _write_durably(path: Path, text: str) -> None:

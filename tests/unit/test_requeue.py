@@ -1,0 +1,106 @@
+"""What becomes of a job when its ranks have left."""
+
+import pytest
+
+from slurmspot.cluster.command import Output
+from slurmspot.events import Event, EventWriter
+from slurmspot.job import requeue
+from slurmspot.job.requeue import (
+    MAX_CRASHES,
+    PEER_LOST,
+    WANTS_REQUEUE,
+    crashes_without_progress,
+    decide,
+)
+from slurmspot.settings import JobEnvironment
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "requeued", "ends_with"),
+    [
+        (0, False, 0),
+        (WANTS_REQUEUE, True, WANTS_REQUEUE),
+        (PEER_LOST, True, WANTS_REQUEUE),
+        (128 + 9, True, WANTS_REQUEUE),
+        (128 + 10, True, WANTS_REQUEUE),
+        (1, False, 1),
+        (127, False, 127),
+    ],
+)
+def test_what_each_exit_code_means(exit_code, requeued, ends_with):
+    decision = decide(exit_code, finished=False, failed=None, crashes=0)
+    assert (decision.requeue, decision.exit_code) == (requeued, ends_with)
+
+
+def test_a_finished_run_is_never_run_again():
+    for exit_code in (0, 1, WANTS_REQUEUE, 137):
+        decision = decide(exit_code, finished=True, failed=None, crashes=0)
+        assert (decision.requeue, decision.exit_code) == (False, 0)
+
+
+def test_a_fault_of_its_own_is_not_hidden_by_the_ranks_it_took_along():
+    decision = decide(PEER_LOST, finished=False, failed="rank 1 failed: ValueError", crashes=0)
+    assert not decision.requeue
+    assert "ValueError" in decision.reason
+
+
+def test_dying_again_and_again_without_progress_comes_to_an_end():
+    assert decide(137, finished=False, failed=None, crashes=MAX_CRASHES - 1).requeue
+    last = decide(137, finished=False, failed=None, crashes=MAX_CRASHES)
+    assert (last.requeue, last.exit_code) == (False, 137)
+
+
+def _event(name, step=None, **data):
+    return Event(t_ns=0, mono_ns=0, event=name, step=step, attempt="1-0", rank="0", data=data)
+
+
+def test_only_a_new_step_made_durable_counts_as_progress():
+    killed = _event("requeue_asked", exit_code=137)
+    noticed = _event("requeue_asked", exit_code=WANTS_REQUEUE)
+    assert crashes_without_progress([]) == 0
+    assert crashes_without_progress([_event("commit", 5), killed, noticed, killed]) == 2
+    assert crashes_without_progress([_event("commit", 5), killed, _event("commit", 5)]) == 1
+    assert crashes_without_progress([_event("commit", 5), killed, _event("commit", 6)]) == 0
+
+
+class Cluster:
+    """Answers scontrol and remembers what it was asked."""
+
+    def __init__(self, returncode=0):
+        self.asked = []
+        self.returncode = returncode
+
+    def __call__(self, argv, stdin=None):
+        self.asked.append(list(argv))
+        return Output(stdout="", stderr="Job is no longer pending", returncode=self.returncode)
+
+
+def test_a_refused_requeue_leaves_the_job_to_slurm(tmp_path):
+    cluster = Cluster(returncode=1)
+    job = JobEnvironment(run=tmp_path, job_id="7_0", restart=2)
+    assert requeue.finish(WANTS_REQUEUE, job, runner=cluster) == WANTS_REQUEUE
+    assert cluster.asked == [["scontrol", "requeue", "7_0"]]
+
+
+def test_the_budget_is_read_from_the_run_s_own_log(tmp_path):
+    job = JobEnvironment(run=tmp_path, job_id="7")
+    for restart in range(MAX_CRASHES):
+        log = EventWriter(tmp_path / "events", f"7-{restart}", "batch")
+        log.write("requeue_asked", exit_code=137)
+        log.close()
+    cluster = Cluster()
+    assert requeue.finish(137, job, runner=cluster) == 137
+    assert cluster.asked == []
+
+
+def test_an_error_of_a_rank_in_this_attempt_ends_the_job(tmp_path):
+    log = EventWriter(tmp_path / "events", "7-1", 1)
+    log.write("exit", code=1, error="ValueError('lr')")
+    log.close()
+    cluster = Cluster(returncode=1)
+    attempt = JobEnvironment(run=tmp_path, job_id="7", restart=1)
+    assert requeue.finish(PEER_LOST, attempt, runner=cluster) == PEER_LOST
+    assert cluster.asked == []
+    later = JobEnvironment(run=tmp_path, job_id="7", restart=2)
+    requeue.finish(PEER_LOST, later, runner=cluster)
+    assert cluster.asked == [["scontrol", "requeue", "7"]]
