@@ -1,0 +1,154 @@
+"""The history of a run: what Slurm's accounting and the run's own events tell together."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
+
+from slurmspot.cluster import command, sacct
+from slurmspot.cluster.command import Runner
+from slurmspot.errors import NotFoundError, UsageError
+from slurmspot.events import Event, read_events
+from slurmspot.runfolder import RunFolder
+from slurmspot.timeline.attempts import Job, Timeline, read_timeline
+from slurmspot.timeline.lives import witnessed
+from slurmspot.timeline.phases import divided
+from slurmspot.timeline.records import FIELDS
+
+_MARGIN = timedelta(minutes=2)  # clocks of the login node and of the controller differ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Jobs with their attempts and phases, and the events that these were divided by."""
+
+    timeline: Timeline
+    events: tuple[Event, ...] = ()
+
+
+def of_run(
+    folder: RunFolder,
+    *,
+    sacct_file: Path | None = None,
+    tz: tzinfo | None = None,
+    runner: Runner = command.run,
+) -> History:
+    """The history of a run folder.
+
+    A run that submitted no job (outside Slurm) is told from its events alone.
+
+    Args:
+        sacct_file: a saved text of sacct; None asks the cluster.
+        tz: time zone of that text.
+
+    Raises:
+        NotFoundError, UsageError: the text cannot be used, or knows none of the run's jobs.
+        SlurmError: the cluster cannot be asked.
+    """
+    events = tuple(read_events(folder.events))
+    submitted = dict(_submitted(folder))
+    timeline = Timeline(jobs=())
+    if submitted:
+        text = (
+            read_file(sacct_file)
+            if sacct_file
+            else sacct.query(
+                runner,
+                list(submitted),
+                fields=FIELDS,
+                since=min(submitted.values()) - _MARGIN,
+            )
+        )
+        timeline = read_timeline(text, tz=tz)
+        jobs = tuple(_own(timeline.jobs, submitted))
+        if not jobs:
+            raise NotFoundError(
+                f"the sacct text knows no job of {folder.path}",
+                why=f"the run submitted {', '.join(submitted)}",
+                fix="save the text on the cluster the run was submitted to",
+            )
+        timeline = replace(timeline, jobs=jobs)
+    known = {attempt.job_id for attempt in timeline.jobs}
+    jobs = (*timeline.jobs, *witnessed(events, known=known))
+    return History(timeline=replace(timeline, jobs=divided(jobs, events)), events=events)
+
+
+def of_job(job_id: str, *, since: datetime, runner: Runner = command.run) -> History:
+    """The history of one job, asked of the cluster; ``since`` bounds how far back.
+
+    Raises:
+        NotFoundError: accounting knows no such job since then.
+        SlurmError: the cluster cannot be asked.
+    """
+    text = sacct.query(runner, [job_id], fields=FIELDS, since=since)
+    return History(timeline=read_timeline(text))
+
+
+def of_file(path: Path, *, job_id: str | None = None, tz: tzinfo | None = None) -> History:
+    """The history of all jobs in a saved text of sacct, or of one of them.
+
+    Raises:
+        NotFoundError: there is no such file, or no such job in it.
+        UsageError: the file is not what sacct prints.
+    """
+    timeline = read_timeline(read_file(path), tz=tz)
+    if job_id is not None:
+        jobs = tuple(job for job in timeline.jobs if job_id in {job.job_id, base_id(job.job_id)})
+        if not jobs:
+            raise NotFoundError(f"{path} knows no job {job_id}")
+        timeline = replace(timeline, jobs=jobs)
+    elif not timeline.jobs and not timeline.rejected:
+        raise NotFoundError(
+            f"{path} holds no job",
+            why="it is a header only: sacct found nothing",
+            fix="ask sacct for an earlier time (-S) and for all attempts (-D)",
+        )
+    return History(timeline=timeline)
+
+
+def base_id(job_id: str) -> str:
+    """The number that ``7_0``, ``7_[2-5]`` and ``33+1`` were submitted under."""
+    match = re.match(r"\d+", job_id)
+    return match.group() if match else job_id
+
+
+def read_file(path: Path) -> str:
+    """A saved text of sacct; bytes that are not UTF-8 are replaced.
+
+    Raises:
+        NotFoundError, UsageError: there is no such file, or it cannot be read.
+    """
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no file {path}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read", why=error.strerror) from None
+
+
+def _submitted(folder: RunFolder) -> Iterator[tuple[str, datetime]]:
+    """Job ids of the run with the time each was submitted. A torn last line is skipped."""
+    if not folder.jobs.exists():
+        return
+    for line in folder.jobs.read_text(errors="replace").splitlines():
+        try:
+            job = json.loads(line)
+            time = datetime.fromtimestamp(int(job["submitted_ns"]) / 1e9, tz=UTC)
+            yield base_id(str(job["job_id"])), time
+        except (ValueError, KeyError, TypeError):
+            continue
+
+
+def _own(jobs: Sequence[Job], submitted: dict[str, datetime]) -> Iterator[Job]:
+    """The jobs of the run; of several under one id, the one submitted when the run says."""
+    by_id: dict[str, list[Job]] = {}
+    for job in jobs:
+        if base_id(job.job_id) in submitted:
+            by_id.setdefault(job.job_id, []).append(job)
+    for job_id, namesakes in by_id.items():
+        time = submitted[base_id(job_id)]
+        yield min(namesakes, key=lambda job: abs(job.attempts[0].submit - time))

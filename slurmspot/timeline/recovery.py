@@ -1,0 +1,206 @@
+"""What each interruption cost, and whether the run came back from it.
+
+Words: *steps lost* is the last step run minus the step restored; *RPO* the training time those
+steps took; *RTO* the time from the last step before the interruption to the first *new* step after
+it, one that no attempt had run before. Clocks of different hosts differ, so no duration here is
+ever negative, and what happened within one process is measured on its monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+
+from slurmspot.events import Event
+from slurmspot.timeline.attempts import Job
+from slurmspot.timeline.lives import INJECTOR, Life, chains, elapsed_s, is_step, moment
+
+_INJECTION_SLACK = timedelta(seconds=5)
+_KILLED = 128  # a shell's exit code for death by signal N is 128 + N
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """The end of an attempt before the work was done. None means: cannot be known.
+
+    Attributes:
+        job_id: with ``attempt``, the index of the attempt of sacct that it ended.
+        kind: ``preemption``, ``node_fail``, ``killed``, ``timeout``, ``requeued``, ``cancelled``,
+            ``failed``, or ``exited`` (ended well in Slurm's eyes, but was not done).
+        at_step: the last step run before it.
+        notice: the run was warned.
+        recovered: a later attempt ran a step that no earlier one had run, or finished.
+        notice_to_durable_s: first notice on any rank → the checkpoint it led to is durable.
+        notice_to_exit_s: first notice → the last process gone.
+        requeue_wait_s: next attempt submitted → started (backoff and queue).
+        inject: the injector's event, if one caused it.
+    """
+
+    job_id: str
+    attempt: int
+    kind: str
+    at_step: int | None
+    notice: bool
+    recovered: bool
+    steps_lost: int | None
+    rpo_s: float | None
+    rto_s: float | None
+    notice_to_durable_s: float | None
+    notice_to_exit_s: float | None
+    requeue_wait_s: float | None
+    inject: Event | None
+
+
+def interruptions(jobs: Sequence[Job], events: Iterable[Event] = ()) -> list[Interruption]:
+    """Every attempt after which the run was not finished, in order of time for each job."""
+    events = tuple(events)
+    injected = [event for event in events if event.attempt == INJECTOR and event.event == "inject"]
+    return [
+        _interruption(chain, index, injected)
+        for chain in chains(jobs, events)
+        for index in range(_unfinished(chain))
+    ]
+
+
+def finished(jobs: Sequence[Job], events: Iterable[Event] = ()) -> bool:
+    """Whether the work of every line of training is done."""
+    found = chains(jobs, events)
+    return bool(found) and all(any(map(_is_final, chain)) for chain in found)
+
+
+def _unfinished(chain: Sequence[Life]) -> int:
+    """How many lives of a chain ended before the work was done."""
+    for index, life in enumerate(chain):
+        if _is_final(life) or life.kind in {"running", "pending"}:
+            return index
+    return len(chain)
+
+
+def _is_final(life: Life) -> bool:
+    if life.lead is None:
+        return life.kind == "completed"
+    return life.first("finished") is not None
+
+
+def _interruption(chain: Sequence[Life], index: int, injected: Sequence[Event]) -> Interruption:
+    life, past, future = chain[index], chain[: index + 1], chain[index + 1 :]
+    ran = [run for run in past if run.steps]
+    furthest = max((run.last_step or 0 for run in ran), default=0)
+    notice = life.first("notice")
+    news = _first_news(future, furthest)
+    restored = next((run.restored for run in future if run.restored is not None), None)
+    lost, rpo_s = (None, None) if restored is None else _lost(past, restored)
+    return Interruption(
+        job_id=life.job_id,
+        attempt=life.rows[-1].index,
+        kind=_kind(life),
+        at_step=ran[-1].last_step if ran else None,
+        notice=notice is not None,
+        recovered=news is not None or any(_is_final(run) for run in future),
+        steps_lost=lost,
+        rpo_s=rpo_s,
+        rto_s=elapsed_s(_last_step(ran[-1]), news) if ran and news else None,
+        notice_to_durable_s=_durable_s(life, notice) if notice else None,
+        notice_to_exit_s=_exit_s(life, notice) if notice else None,
+        requeue_wait_s=_wait_s(future),
+        inject=_cause(life, injected),
+    )
+
+
+def _kind(life: Life) -> str:
+    kind = {"preempted": "preemption", "completed": "exited"}.get(life.kind, life.kind)
+    if kind not in {"requeued", "failed"} or life.lead is None:
+        return kind
+    if life.first("notice"):
+        return "preemption"
+    codes = [event.data.get("exit_code") for event in life.all("requeue_asked")]
+    died = any(isinstance(code, int) and code >= _KILLED for code in codes)
+    return "killed" if died or not _all_left(life) else kind
+
+
+def _all_left(life: Life) -> bool:
+    """Whether every rank that began also said goodbye."""
+    left = {event.rank for event in life.all("exit")}
+    return all(event.rank in left for event in life.all("attempt_start"))
+
+
+def _last_step(life: Life) -> Event:
+    return max(life.steps, key=lambda event: (event.step or 0, event.t_ns))
+
+
+def _first_news(future: Sequence[Life], furthest: int) -> Event | None:
+    """The first step beyond ``furthest``, or the finish."""
+    for life in future:
+        for event in life.events:
+            if event.event == "finished" or (is_step(event) and (event.step or 0) > furthest):
+                return event
+    return None
+
+
+def _lost(past: Sequence[Life], restored: int) -> tuple[int, float]:
+    """Steps run up to the end of ``past`` that a restore to ``restored`` undoes, and their time."""
+    life = past[-1]
+    reached = life.last_step if life.steps else life.restored
+    if reached is None or reached <= restored:
+        return 0, 0.0
+    seconds, high = 0.0, reached
+    for run in reversed(past):  # steps from before this life's own restore were run by earlier ones
+        low = max(restored, run.restored or 0)
+        if run.last_step is not None and low < min(high, run.last_step):
+            seconds += _training_s(run, low, min(high, run.last_step))
+            high = low
+    return reached - restored, seconds
+
+
+def _training_s(life: Life, low: int, high: int) -> float:
+    """Seconds the lead rank took from step ``low`` to ``high``; between logged steps, linear."""
+    lead = [event for event in life.events if event.rank == life.lead]
+    points = [
+        (event.step or 0, event.mono_ns)
+        for event in lead
+        if event.event == "restore_end" or is_step(event)
+    ]
+    points = sorted(dict(reversed(points)).items())
+
+    def at_ns(step: int) -> float:
+        for (step0, ns0), (step1, ns1) in pairwise(points):
+            if step0 <= step <= step1:
+                return ns0 + (ns1 - ns0) * (step - step0) / (step1 - step0)
+        return points[0][1] if step < points[0][0] else points[-1][1]
+
+    return max(0.0, (at_ns(high) - at_ns(low)) / 1e9) if points else 0.0
+
+
+def _durable_s(life: Life, notice: Event) -> float | None:
+    commits = [e for e in life.all("commit") if e.data.get("trigger") == "notice"] or [
+        e for e in life.all("commit") if e.t_ns >= notice.t_ns
+    ]
+    return max((elapsed_s(notice, commit) for commit in commits), default=None)
+
+
+def _exit_s(life: Life, notice: Event) -> float | None:
+    if _all_left(life):
+        return max((elapsed_s(notice, event) for event in life.all("exit")), default=None)
+    if life.gone is None:
+        return None
+    return max(0.0, (life.gone - moment(notice)).total_seconds())
+
+
+def _wait_s(future: Sequence[Life]) -> float | None:
+    if not future:
+        return None
+    row = future[0].rows[0]
+    return max(0.0, (future[0].start - row.submit).total_seconds())
+
+
+def _cause(life: Life, injected: Sequence[Event]) -> Event | None:
+    """The last injection within the life."""
+    until = None if life.gone is None else life.gone + _INJECTION_SLACK
+    causes = [
+        event
+        for event in injected
+        if life.start <= moment(event) and (until is None or moment(event) <= until)
+    ]
+    return max(causes, key=lambda event: event.t_ns, default=None)
