@@ -1,0 +1,101 @@
+"""The folder of checkpoints: names, the commit by rename, and removal.
+
+A checkpoint is a folder named exactly ``step-NNNNNNNN``. While it is written, and while it is
+removed, it is named ``step-NNNNNNNN.partial-<unique>``, which nothing ever takes for one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from slurmspot.errors import UsageError
+
+_STEP = re.compile(r"step-(\d{8})\Z", re.ASCII)
+_PARTIAL = ".partial-"
+
+
+def step_name(step: int) -> str:
+    """Name of the folder of ``step``.
+
+    Raises:
+        UsageError: the step is not in 0..99,999,999.
+    """
+    if not 0 <= step <= 99_999_999:
+        raise UsageError(f"step {step} cannot be checkpointed", why="it must have 1 to 8 digits")
+    return f"step-{step:08d}"
+
+
+def committed(folder: Path) -> dict[int, Path]:
+    """Step to path of everything in ``folder`` that bears a checkpoint's name, newest first."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - names are all that is wanted
+    except FileNotFoundError:
+        return {}
+    steps = {int(match[1]): folder / name for name in names if (match := _STEP.match(name))}
+    return dict(sorted(steps.items(), reverse=True))
+
+
+def partials(folder: Path) -> set[Path]:
+    """Saves that were begun and not committed, or removals not completed."""
+    return set(folder.glob(f"step-*{_PARTIAL}*"))
+
+
+def is_partial(path: Path) -> bool:
+    """Whether the name says that this never was, or no longer is, a checkpoint."""
+    return _PARTIAL in path.name
+
+
+def begin(target: Path) -> Path:
+    """Make the folder (0700) in which the checkpoint ``target`` is written until its commit."""
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}{_PARTIAL}{secrets.token_hex(8)}")
+    partial.mkdir(mode=0o700)
+    return partial
+
+
+def commit(partial: Path, target: Path, *, is_good: Callable[[Path], bool]) -> None:
+    """Turn ``partial``, whose content is durable, into the checkpoint ``target``, durably.
+
+    If ``target`` exists and ``is_good``, another writer was there first: it stays and ours is
+    dropped. If it exists and is damaged, ours takes its place.
+    """
+    sync(partial)
+    try:
+        partial.rename(target)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+        if is_good(target):
+            shutil.rmtree(partial)
+        else:
+            remove(target)
+            partial.rename(target)
+    sync(target.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint or a partial one: it first loses its name, then its files."""
+    if not is_partial(path):
+        doomed = path.with_name(f"{path.name}{_PARTIAL}{secrets.token_hex(8)}")
+        path.rename(doomed)
+        sync(path.parent)
+        path = doomed
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(folder: Path) -> None:
+    """Make the names in ``folder`` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

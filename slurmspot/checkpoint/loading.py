@@ -1,0 +1,179 @@
+"""Load one checkpoint into the registered objects: all of it, on every rank, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+from slurmspot.checkpoint import host, tagged
+from slurmspot.checkpoint.manifest import Manifest
+from slurmspot.checkpoint.objects import Part, Saved
+from slurmspot.checkpoint.random_state import RandomState
+from slurmspot.checkpoint.ranks import Ranks
+from slurmspot.checkpoint.state import State, take
+from slurmspot.checkpoint.storage import Hdf5StorageReader
+from slurmspot.errors import MismatchedCheckpointError, SlurmspotError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What came with the states.
+
+    Attributes:
+        metadata: what the save was given.
+        fresh: per-rank objects that began anew, since the saved run had no such rank.
+    """
+
+    metadata: dict[str, Any]
+    fresh: tuple[str, ...]
+
+
+def key_of(name: str, rank: int, *, per_rank: bool) -> str:
+    """Name of an object within a checkpoint."""
+    return f"{name}/rank-{rank:05d}" if per_rank else name
+
+
+def load(
+    path: Path, parts: Mapping[str, Part], *, ranks: Ranks, per_rank: frozenset[str]
+) -> Loaded:
+    """Load the checkpoint at ``path`` into ``parts``. Collective.
+
+    Every byte is read and checked, on every rank, before any object is touched.
+
+    Raises:
+        CorruptCheckpointError: its content is not what was saved. Nothing has been loaded.
+        MismatchedCheckpointError: it is of other objects, and nothing has been loaded; or an
+            object did not take its state, and then some have.
+    """
+    loading = _Loading(path, parts, ranks, per_rank)
+    for stage in (loading.match, loading.read, loading.apply, loading.compare):
+        ranks.reduce(stage, lambda _: None)
+    metadata = tagged.decode(loading.manifest.metadata)
+    return Loaded(metadata=metadata, fresh=tuple(loading.fresh))
+
+
+class _Loading:
+    """The stages of one load; each must have succeeded on all ranks before the next begins."""
+
+    def __init__(
+        self, path: Path, parts: Mapping[str, Part], ranks: Ranks, per_rank: frozenset[str]
+    ) -> None:
+        self._reader = Hdf5StorageReader(path)
+        self._parts = parts
+        self._ranks = ranks
+        self._per_rank = per_rank
+        self._planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._states: dict[str, State] = {}
+        self.fresh: list[str] = []
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._reader.manifest
+
+    def match(self) -> None:
+        """Compare names, types and shapes, and make room on the host."""
+        if other := self.manifest.objects.keys() ^ self._parts.keys():
+            raise MismatchedCheckpointError(
+                f"the checkpoint is of other objects: {min(other)} is "
+                + ("not in it" if min(other) in self._parts else "in it but not registered"),
+                fix="register the same objects as the run that saved it",
+            )
+        metadata = self._reader.read_metadata()
+        saved = {
+            name: Saved(name, tensor.properties.dtype, tensor.size)
+            for name, tensor in metadata.state_dict_metadata.items()
+            if name not in self.manifest.values
+        }
+        for name, part in self._parts.items():
+            if self._is_fresh(name, part):
+                self.fresh.append(name)
+                continue
+            key = self._key(name)
+            skeleton = self.manifest.values.get(key)
+            templates = part.templates(key, tagged.decode(skeleton, saved.__getitem__))
+            self._states[name] = State(skeleton=skeleton, tensors=templates)
+        rooms: dict[str, Any] = {}
+        for state in self._states.values():
+            rooms.update(state.tensors)
+        self._planner.set_up_planner(rooms, metadata, self._ranks.rank == 0)
+
+    def read(self) -> None:
+        """Fill the room, checking hashes."""
+        plan = self._planner.finish_plan(self._planner.create_local_plan())
+        self._reader.read_data(plan, self._planner).wait()
+
+    def apply(self) -> None:
+        """Hand the states to the objects; random states last, so that nothing moves them on."""
+        last = sorted(
+            self._parts, key=lambda name: isinstance(self._parts[name].thing, RandomState)
+        )
+        for name in last:
+            part = self._parts[name]
+            try:
+                if name in self.fresh:
+                    part.thing.fresh_state(self._seed(name))
+                else:
+                    part.load(self._states[name].copy().whole())
+            except SlurmspotError:
+                raise
+            except Exception as error:
+                raise MismatchedCheckpointError(
+                    f"{name} did not take its state", why=f"{type(error).__name__}: {error}"
+                ) from error
+
+    def compare(self) -> None:
+        """Take the fingerprints of the live objects, and compare them with those of the save."""
+        for name, state in self._states.items():
+            record = self.manifest.objects[name]
+            if record.scope == "replicated":
+                expected = record.fingerprints[0]
+            elif self._ranks.size == self.manifest.world_size:
+                expected = record.fingerprints[self._ranks.rank]
+            else:
+                continue  # shards were cut elsewhere
+            live = take(self._key(name), self._parts[name].state())
+            if live.fingerprint() != expected:
+                raise MismatchedCheckpointError(
+                    f"{name} is not what was saved, after loading it",
+                    why=_difference(state, live),
+                    fix="its load_state_dict() must restore exactly what state_dict() gave",
+                )
+
+    def _key(self, name: str) -> str:
+        return key_of(name, self._ranks.rank, per_rank=name in self._per_rank)
+
+    def _is_fresh(self, name: str, part: Part) -> bool:
+        if (self.manifest.objects[name].scope == "per_rank") != (name in self._per_rank):
+            raise MismatchedCheckpointError(
+                f"{name} was saved once a rank, or is to be: the two do not fit",
+                fix="use the same per_rank as the run that saved the checkpoint",
+            )
+        if name not in self._per_rank or self._ranks.size == self.manifest.world_size:
+            return False
+        if not hasattr(part.thing, "fresh_state"):
+            raise MismatchedCheckpointError(
+                f"{name} cannot move from {self.manifest.world_size} to {self._ranks.size} ranks",
+                why="it has a state of its own on every rank",
+                fix="restore with as many ranks as saved it, or give it fresh_state(seed)",
+            )
+        return self._ranks.rank >= self.manifest.world_size
+
+    def _seed(self, name: str) -> int:
+        saved = "".join(self.manifest.objects[name].fingerprints)
+        return xxhash.xxh3_64_intdigest(f"{saved}:{self._ranks.rank}".encode())
+
+
+def _difference(saved: State, live: State) -> str:
+    for path, tensor in saved.tensors.items():
+        if path not in live.tensors:
+            return f"{path} is gone"
+        if host.digest(path, tensor) != host.digest(path, live.tensors[path]):
+            return f"{path} differs"
+    if more := live.tensors.keys() - saved.tensors.keys():
+        return f"{min(more)} was not saved"
+    return "values that are not tensors differ"

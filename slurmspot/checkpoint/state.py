@@ -1,0 +1,66 @@
+"""The state of one object, taken apart into tensors and tagged JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch.distributed.tensor import DTensor
+
+from slurmspot.checkpoint import host, tagged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The state of one object, taken apart.
+
+    Attributes:
+        skeleton: all of it as tagged JSON, with references where tensors stood.
+        tensors: the tensors, by path.
+    """
+
+    skeleton: Any
+    tensors: Mapping[str, torch.Tensor]
+
+    def copy(self) -> State:
+        """On the host, sharing nothing with the original."""
+        copied = {path: host.copy(tensor) for path, tensor in self.tensors.items()}
+        return State(skeleton=self.skeleton, tensors=copied)
+
+    def whole(self) -> Any:
+        """The state, put together again around these very tensors."""
+        return tagged.decode(self.skeleton, self.tensors.__getitem__)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks hold different parts of some tensor."""
+        return any(isinstance(tensor, DTensor) for tensor in self.tensors.values())
+
+    def fingerprint(self, *, without: Iterable[str] = ()) -> str:
+        """XXH3-128, in hexadecimal, of all values and this rank's parts of all tensors."""
+        summed = xxhash.xxh3_128(json.dumps(self.skeleton, sort_keys=True).encode())
+        for path in sorted(self.tensors.keys() - set(without)):
+            summed.update(host.digest(path, self.tensors[path]))
+        return summed.hexdigest()
+
+
+def take(name: str, state: Any) -> State:
+    """Take apart what ``state_dict()`` returned; tensors are named below ``name``, not copied.
+
+    Raises:
+        CheckpointWriteError: something in it can be stored neither as tensor nor as JSON.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+
+    def add(path: str, tensor: torch.Tensor) -> str:
+        host.check_storable(path, tensor.dtype, tensor.layout)
+        while path in tensors:  # the keys 1 and "1" of one dictionary
+            path += "~"
+        tensors[path] = tensor
+        return path
+
+    return State(skeleton=tagged.encode(state, name, add), tensors=tensors)

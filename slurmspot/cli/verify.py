@@ -1,0 +1,81 @@
+"""``slurmspot verify``: check every byte of a run's checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurmspot.checkpoint.verify import CheckpointReport, Progress, verify
+from slurmspot.cli import print_json
+from slurmspot.errors import NotFoundError
+
+_SHOWN = 3
+
+
+@click.command("verify")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("as_json", "--json", is_flag=True, help="Print the findings as JSON.")
+@click.option("every", "--all", is_flag=True, help=f"Show every problem, not {_SHOWN} each.")
+def command(path: Path, *, as_json: bool, every: bool) -> int:
+    """Check every byte of the checkpoints at PATH.
+
+    PATH is a run folder, a folder of checkpoints, or one checkpoint. Exits with 1 if anything is
+    not exactly as it was saved, and with 3 if there is no checkpoint.
+    """
+    with _progress() as progress:
+        reports = verify(path, progress)
+    intact = bool(reports) and all(report.intact for report in reports)
+    if as_json:
+        print_json({"intact": intact, "checkpoints": [_document(one) for one in reports]})
+    elif reports:
+        _print_table(reports, None if every else _SHOWN)
+    if not reports:
+        raise NotFoundError(f"there is no checkpoint in {path}")
+    return 0 if intact else 1
+
+
+def _document(report: CheckpointReport) -> dict[str, Any]:
+    return {
+        "step": report.step,
+        "tier": report.tier,
+        "intact": report.intact,
+        "problems": [
+            {"file": one.file, "dataset": one.dataset, "problem": one.problem}
+            for one in report.problems
+        ],
+    }
+
+
+def _print_table(reports: Sequence[CheckpointReport], shown: int | None) -> None:
+    click.echo(f"{'STEP':>8}  {'TIER':6}  {'MiB':>9}  STATE")
+    for report in reports:
+        step = "-" if report.step is None else report.step
+        state = "intact" if report.intact else "DAMAGED"
+        click.echo(f"{step:>8}  {report.tier:6}  {report.size_bytes / 2**20:9.1f}  {state}")
+        for problem in report.problems[:shown]:
+            click.echo(f"{'':10}{problem}")
+        if shown and len(report.problems) > shown:
+            click.echo(f"{'':10}and {len(report.problems) - shown} more: see them with --all")
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Count the bytes read on a terminal's stderr; say nothing anywhere else."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    total = 0
+
+    def show(size_bytes: int) -> None:
+        nonlocal total
+        before, total = total, total + size_bytes
+        if before >> 26 != total >> 26:
+            click.echo(f"\rread {total / 2**30:.2f} GiB", nl=False, err=True)
+
+    yield show
+    click.echo("\r\x1b[K", nl=False, err=True)
