@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from slurmspot.checkpoint import folder, host, loading, saving
+from slurmspot.checkpoint import host, loading, saving, steps
 from slurmspot.checkpoint.objects import parts
 from slurmspot.checkpoint.random_state import RandomState
 from slurmspot.checkpoint.ranks import Ranks
@@ -93,7 +93,7 @@ class Checkpointer:
         self._rejected: set[int] = set()
         # Those begun by this attempt are never among them, nor are those of later attempts, which
         # a process that is still running on a lost node would otherwise destroy.
-        self._stale = _partials(folder) if self._ranks.rank == 0 else set()
+        self._stale = self._ranks.reduce(lambda: steps.partials(folder), lambda found: found[0])
 
     def save(self, step: int, *, trigger: str, meta: Mapping[str, Any]) -> None:
         """Copy the state of all objects, then persist and commit it in the background.
@@ -105,18 +105,14 @@ class Checkpointer:
             UsageError: the step has more than eight digits.
         """
         begin = time.monotonic()
-        target = self._folder / folder.step_name(step)
+        target = self._folder / steps.step_name(step)
         self._emit("snapshot_begin", step=step, trigger=trigger)
         self._join()
-        try:
-            captures = self._capture()
-            get = lambda: captures  # noqa: E731 - its twin below raises
-        except Exception as error:  # noqa: BLE001 - the other ranks are saving: they must be told
-            get = _raiser(error)
+        captures = self._capture()
         self._emit("snapshot_end", step=step, stall_s=time.monotonic() - begin)
         self._thread = threading.Thread(
             target=self._persist,
-            args=(step, target, get, trigger, dict(meta)),
+            args=(step, target, captures, trigger, dict(meta)),
             name="slurmspot-checkpoint",
             daemon=True,
         )
@@ -154,12 +150,12 @@ class Checkpointer:
         """
         begin = time.monotonic()
         self._join()
-        steps = self._ranks.reduce(
-            lambda: list(folder.committed(self._folder)), lambda all_: all_[0]
+        found = self._ranks.reduce(
+            lambda: list(steps.committed(self._folder)), lambda every: every[0]
         )
         rejected: list[tuple[int, str]] = []
-        for step in steps:
-            path = self._folder / folder.step_name(step)
+        for step in found:
+            path = self._folder / steps.step_name(step)
             if problem := self._problem(path):
                 rejected.append((step, problem))
                 continue
@@ -217,20 +213,27 @@ class Checkpointer:
             dist.destroy_process_group(self._own_group)
             self._own_group = None
 
-    def _take(self, name: str) -> State:
-        key = loading.key_of(name, self._ranks.rank, per_rank=name in self._per_rank)
-        return take(key, self._parts[name].state())
+    def _key(self, name: str) -> str:
+        return loading.key_of(name, self._ranks.rank, per_rank=name in self._per_rank)
 
-    def _capture(self) -> dict[str, saving.Capture]:
-        return {
-            name: saving.Capture(
-                key=loading.key_of(name, self._ranks.rank, per_rank=name in self._per_rank),
-                state=self._take(name).copy(),
-                per_rank=name in self._per_rank,
-                loose=frozenset(part.loose(name)),
-            )
-            for name, part in self._parts.items()
-        }
+    def _take(self, name: str) -> State:
+        return take(self._key(name), self._parts[name].state())
+
+    def _capture(self) -> Callable[[], Mapping[str, saving.Capture]]:
+        """Copy everything; an error is kept for the save, where every rank hears of it."""
+        try:
+            captured = {name: self._capture_one(name) for name in self._parts}
+        except Exception as error:  # noqa: BLE001 - raised again in the background
+            return _raiser(error)
+        return lambda: captured
+
+    def _capture_one(self, name: str) -> saving.Capture:
+        return saving.Capture(
+            key=self._key(name),
+            state=self._take(name).copy(),
+            per_rank=name in self._per_rank,
+            loose=frozenset(self._parts[name].loose(name)),
+        )
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -266,31 +269,25 @@ class Checkpointer:
     def _prune(self, saved: int) -> None:
         """Remove what is superseded by ``saved``, which is durable."""
         self._rejected.discard(saved)
-        steps = folder.committed(self._folder)
-        kept = {*[step for step in steps if step not in self._rejected][: self._keep], saved}
-        for step, path in steps.items():
+        found = steps.committed(self._folder)
+        kept = {*[step for step in found if step not in self._rejected][: self._keep], saved}
+        for step, path in found.items():
             if step not in kept and not (step in self._rejected and step > min(kept)):
-                folder.remove(path)
+                steps.remove(path)
         while self._stale:
-            folder.remove(self._stale.pop())
+            steps.remove(self._stale.pop())
 
     def _problem(self, path: Path) -> str | None:
         """What is wrong with a checkpoint, found together: each rank reads some of its files."""
 
         def mine() -> list[Problem]:
-            folder.committed(path.parent)  # a network file system looks anew for what is listed
+            steps.committed(path.parent)  # a network file system looks anew for what is listed
             return problems_of(path, part=self._ranks.rank, parts=self._ranks.size)
 
         def first(found: list[list[Problem]]) -> str | None:
             return next((str(problem) for problems in found for problem in problems), None)
 
         return self._ranks.reduce(mine, first)
-
-
-def _partials(path: Path) -> set[Path]:
-    with contextlib.suppress(OSError):
-        return folder.partials(path)
-    return set()
 
 
 def _raiser(error: Exception) -> Callable[[], Mapping[str, saving.Capture]]:

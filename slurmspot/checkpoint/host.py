@@ -55,7 +55,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def content(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the host, without copying."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def digest(path: str, tensor: torch.Tensor, *, whole: bool = False) -> bytes:

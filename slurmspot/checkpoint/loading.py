@@ -9,11 +9,11 @@ from typing import Any
 
 import xxhash
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from slurmspot.checkpoint import host, tagged
 from slurmspot.checkpoint.manifest import Manifest
 from slurmspot.checkpoint.objects import Part, Saved
-from slurmspot.checkpoint.random_state import RandomState
 from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.state import State, take
 from slurmspot.checkpoint.storage import Hdf5StorageReader
@@ -87,7 +87,7 @@ class _Loading:
         saved = {
             name: Saved(name, tensor.properties.dtype, tensor.size)
             for name, tensor in metadata.state_dict_metadata.items()
-            if name not in self.manifest.values
+            if isinstance(tensor, TensorStorageMetadata)
         }
         for name, part in self._parts.items():
             if self._is_fresh(name, part):
@@ -108,17 +108,13 @@ class _Loading:
         self._reader.read_data(plan, self._planner).wait()
 
     def apply(self) -> None:
-        """Hand the states to the objects; random states last, so that nothing moves them on."""
-        last = sorted(
-            self._parts, key=lambda name: isinstance(self._parts[name].thing, RandomState)
-        )
-        for name in last:
-            part = self._parts[name]
+        """Hand the states to the objects."""
+        for name, part in self._parts.items():
             try:
                 if name in self.fresh:
                     part.thing.fresh_state(self._seed(name))
                 else:
-                    part.load(self._states[name].copy().whole())
+                    part.load(self._states[name].whole())
             except SlurmspotError:
                 raise
             except Exception as error:
@@ -176,4 +172,4 @@ def _difference(saved: State, live: State) -> str:
             return f"{path} differs"
     if more := live.tensors.keys() - saved.tensors.keys():
         return f"{min(more)} was not saved"
-    return "values that are not tensors differ"
+    return "no tensor that was loaded has changed; another value has"

@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn, get_args
 import xxhash
 
 from slurmspot.checkpoint.dtypes import STORED_AS, item_size
+from slurmspot.checkpoint.steps import step_of
 from slurmspot.errors import CorruptCheckpointError
 
 FORMAT = 1
@@ -158,8 +159,7 @@ def read(folder: Path) -> Manifest:
     except OSError as error:
         raise CorruptCheckpointError(error.strerror or str(error)) from None
     manifest = parse(raw)
-    named = re.fullmatch(r"step-(\d{8})", folder.name, re.ASCII)
-    if named and manifest.step != int(named[1]):
+    if step_of(folder) not in {None, manifest.step}:
         _refuse(f"belongs to step {manifest.step}, not to {folder.name}")
     return manifest
 

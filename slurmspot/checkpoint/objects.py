@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from slurmspot.checkpoint import host, tagged
+from slurmspot.checkpoint.random_state import RandomState
 from slurmspot.checkpoint.state import take
 from slurmspot.errors import MismatchedCheckpointError, UsageError
 
@@ -83,11 +84,9 @@ class ModulePart(Part):
 
     def load(self, state: Any) -> None:
         """Copy into parameters and buffers in place."""
-        # The versions of the module's own parts: without them old formats would be assumed.
-        state = type(live := self.module.state_dict())(state)
-        if hasattr(live, "_metadata"):
-            state._metadata = live._metadata
-        self.module.load_state_dict(state)
+        whole = self.module.state_dict()  # it carries the version of each part's format
+        whole.update(state)
+        self.module.load_state_dict(whole)
 
     def templates(self, name: str, saved: Any) -> dict[str, torch.Tensor]:
         """Like the live tensors, which must be those that were saved."""
@@ -232,7 +231,9 @@ def parts(objects: Mapping[str, Any]) -> dict[str, Part]:
         if isinstance(thing, nn.Module)
         for path, parameter in unwrapped(thing).named_parameters()
     }
-    return {name: _part(name, thing, names) for name, thing in objects.items()}
+    # Random states come last wherever all parts are loaded: nothing may move them on afterwards.
+    order = sorted(objects, key=lambda name: isinstance(objects[name], RandomState))
+    return {name: _part(name, objects[name], names) for name in order}
 
 
 def _part(name: str, thing: Any, names: Mapping[int, str]) -> Part:

@@ -28,7 +28,7 @@ class RandomState:
         }
         if numpy := sys.modules.get("numpy"):
             state["numpy"] = numpy.random.get_state()
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own omission
             state["cuda"] = torch.cuda.get_rng_state()
         return state
 

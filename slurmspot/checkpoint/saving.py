@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from slurmspot.checkpoint import folder
+from slurmspot.checkpoint import steps
 from slurmspot.checkpoint.manifest import ObjectRecord, Scope
 from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.state import State
@@ -95,7 +95,7 @@ def save(
         ranks.reduce(write, lambda results: writer.finish(overall[0], results))
     except BaseException:
         if writer.partial is not None:  # a full disk needs its space back
-            folder.remove(writer.partial)
+            steps.remove(writer.partial)
         raise
 
 

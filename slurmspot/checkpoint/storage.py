@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +42,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from slurmspot.checkpoint import folder, hdf5, host, manifest, tagged
+from slurmspot.checkpoint import hdf5, host, manifest, steps, tagged
 from slurmspot.checkpoint.manifest import DataFile, Dataset, Manifest, ObjectRecord
 from slurmspot.checkpoint.verify import problems_of
 from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError
@@ -105,7 +104,7 @@ class Hdf5StorageWriter(StorageWriter):
             raise CheckpointWriteError(
                 f"there is something at {self._path}", fix="save to a new folder"
             )
-        self.partial = folder.begin(self._path)
+        self.partial = steps.begin(self._path)
         self._world_size = len(plans)
         return [
             dataclasses.replace(plan, storage_data=_Place(self.partial, f"rank-{rank:05d}.h5"))
@@ -125,6 +124,8 @@ class Hdf5StorageWriter(StorageWriter):
 
             def data(i: int) -> memoryview:
                 tensor = planner.resolve_data(tensors[i])
+                if not isinstance(tensor, torch.Tensor):
+                    raise CheckpointWriteError(f"{tensors[i].index.fqn} is not a tensor")
                 return host.content(host.local(tensor.cpu()))
 
             file = hdf5.write(place.folder / place.file, list(map(_piece, tensors)), data)
@@ -133,7 +134,7 @@ class Hdf5StorageWriter(StorageWriter):
                 for item, dataset in zip(tensors, file.datasets, strict=True)
             ]
             self.size_bytes = file.size_bytes
-        folder.sync(place.folder)
+        steps.sync(place.folder)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -149,9 +150,9 @@ class Hdf5StorageWriter(StorageWriter):
                 files[result.storage_data.name] = result.storage_data
             else:
                 values[result.index.fqn] = result.storage_data
-        named = re.fullmatch(r"step-(\d{8})", self._path.name, re.ASCII)
+        named = steps.step_of(self._path)
         document = Manifest(
-            step=int(named[1]) if named else self._step,
+            step=self._step if named is None else named,
             world_size=self._world_size,
             metadata=tagged.encode(dict(self._metadata or {}), "metadata"),
             objects=self.objects,
@@ -163,7 +164,7 @@ class Hdf5StorageWriter(StorageWriter):
             file.write(manifest.dump(document))
             file.flush()
             os.fsync(file.fileno())
-        folder.commit(self.partial, self._path, is_good=lambda path: not problems_of(path))
+        steps.commit(self.partial, self._path, is_good=lambda path: not problems_of(path))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -198,7 +199,7 @@ class Hdf5StorageReader(StorageReader):
                 raise _corrupt(self._path / manifest.NAME, error.what) from None
         return self._manifest
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         """What DCP needs to know, rebuilt from the manifest."""
         known: dict[str, Any] = {name: BytesStorageMetadata() for name in self.manifest.values}
         for file in self.manifest.files:
@@ -276,7 +277,7 @@ class Hdf5StorageReader(StorageReader):
                     planner.commit_tensor(item, target)
 
     def _value(self, name: str) -> io.BytesIO:
-        # Planners expect torch.save's bytes; these are made here, from JSON, and never touch a disk.
+        # Planners expect torch.save's bytes; these are made here from JSON, not read from a disk.
         box = io.BytesIO()
         torch.save(tagged.decode(self.manifest.values[name]), box)
         box.seek(0)

@@ -1,8 +1,8 @@
 """Python values as JSON and back, exactly: what a pickle would do, without running code.
 
-Plain JSON values stay plain. Everything else becomes an object with the key ``$`` naming its
-kind, so tuples, bytes, dictionaries with other keys, NaN, and NumPy arrays survive. Tensors are
-handed to the caller, who stores them elsewhere and is asked for them again at decoding.
+Plain JSON values stay plain. Everything else becomes an object whose key ``$`` names its kind,
+so tuples, bytes, dictionaries with other keys, NaN and NumPy arrays survive. Tensors are handed
+to the caller, who stores them elsewhere and is asked for them again at decoding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,11 @@ import torch
 
 from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError
 
+OnTensor = Callable[[str, torch.Tensor], str]
+
 _KIND = "$"
-_MAPPINGS = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
-_SEQUENCES = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "torch.Size": torch.Size,
-}
-_KIND_OF = {kind: name for name, kind in {**_MAPPINGS, **_SEQUENCES}.items()}
+_CONTENT = "v"
 _ARRAY_KINDS = "biufc"
-_SAFE_INT = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +35,12 @@ class Encoded:
     json: Any
 
 
-OnTensor = Callable[[str, torch.Tensor], str]
-
-
 def _refuse_tensor(path: str, tensor: torch.Tensor) -> str:
     raise CheckpointWriteError(f"{path} holds a tensor of shape {list(tensor.shape)} as a value")
+
+
+def _no_tensor(path: str) -> Any:
+    raise CorruptCheckpointError(f"a value refers to the tensor {path!r}, which is not there")
 
 
 def encode(value: Any, path: str = "", on_tensor: OnTensor = _refuse_tensor) -> Any:
@@ -54,7 +49,7 @@ def encode(value: Any, path: str = "", on_tensor: OnTensor = _refuse_tensor) -> 
     Args:
         path: where the value stands, for messages and for the names of tensors: components
             joined by ``/``, with ``%`` and ``/`` inside a component percent-encoded.
-        on_tensor: called with each tensor and its path; gives the reference to put in its place.
+        on_tensor: called with the path of each tensor; gives the reference to put in its place.
 
     Raises:
         CheckpointWriteError: something in it cannot be written as JSON; names its path.
@@ -65,59 +60,21 @@ def encode(value: Any, path: str = "", on_tensor: OnTensor = _refuse_tensor) -> 
         raise CheckpointWriteError(f"{path} is nested too deeply, or holds itself") from None
 
 
-def _encode(value: Any, path: str, on_tensor: OnTensor) -> Any:
-    kind = type(value)
-    if value is None or kind in {bool, str}:
-        return value
-    if kind is int:
-        return value if -_SAFE_INT <= value < _SAFE_INT else {_KIND: "int", "v": hex(value)}
-    if kind is float:
-        # A NaN keeps its payload: its eight bytes, in hexadecimal.
-        bits = struct.pack(">d", value).hex()
-        return value if math.isfinite(value) else {_KIND: "float", "v": bits}
-    if isinstance(value, torch.Tensor):
-        return {_KIND: "tensor", "v": on_tensor(path, value)}
-    if kind is list:
-        return [_encode(item, join(path, i), on_tensor) for i, item in enumerate(value)]
-    if kind is dict and _KIND not in value and all(type(key) is str for key in value):
-        return {key: _encode(item, join(path, key), on_tensor) for key, item in value.items()}
-    if kind in {dict, OrderedDict, Counter}:
-        pairs = [
-            [_encode(key, path, _refuse_tensor), _encode(item, join(path, key), on_tensor)]
-            for key, item in value.items()
-        ]
-        return {_KIND: _KIND_OF[kind], "v": pairs}
-    if kind in _KIND_OF:
-        items = sorted(value, key=repr) if kind in {set, frozenset} else value
-        encoded = [_encode(item, join(path, i), on_tensor) for i, item in enumerate(items)]
-        return {_KIND: _KIND_OF[kind], "v": encoded}
-    name, fields = _encode_leaf(value, path)
-    return {_KIND: name, **fields}
+def decode(value: Any, tensor: Callable[[str], Any] = _no_tensor) -> Any:
+    """The value that :func:`encode` was given.
 
+    Args:
+        tensor: gives the tensor (or what shall stand for it) of a reference.
 
-def _encode_leaf(value: Any, path: str) -> tuple[str, dict[str, Any]]:
-    if isinstance(value, bytes | bytearray):
-        return type(value).__name__, {"v": base64.b64encode(value).decode()}
-    if type(value) is complex:
-        return "complex", {"v": [struct.pack(">d", x).hex() for x in (value.real, value.imag)]}
-    if type(value) is deque:
-        return "deque", {"v": encode(list(value), path), "maxlen": value.maxlen}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _ARRAY_KINDS:
-        return "ndarray" if isinstance(value, np.ndarray) else "npscalar", {
-            "dtype": value.dtype.str,
-            "shape": list(value.shape),
-            "v": base64.b64encode(value.tobytes()).decode(),
-        }
-    if isinstance(value, torch.dtype | torch.device):
-        return f"torch.{type(value).__name__}", {"v": str(value).removeprefix("torch.")}
-    if isinstance(value, PurePath):
-        return "path", {"v": str(value)}
-    raise CheckpointWriteError(
-        f"{path or 'the value'} cannot be stored: a {type(value).__module__}."
-        f"{type(value).__qualname__} is neither a tensor nor plain data",
-        why="checkpoints hold no pickles, so that loading one can never run code",
-        fix="return numbers, strings, lists, dicts, NumPy arrays or tensors from state_dict()",
-    )
+    Raises:
+        CorruptCheckpointError: this is not tagged JSON of a known kind.
+    """
+    try:
+        return _decode(value, tensor)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpointError(
+            "a stored value cannot be understood", why=f"{type(error).__name__}: {error}"
+        ) from None
 
 
 def join(path: str, key: Any) -> str:
@@ -126,25 +83,120 @@ def join(path: str, key: Any) -> str:
     return f"{path}/{part}" if path else part
 
 
-def _no_tensor(path: str) -> Any:
-    raise CorruptCheckpointError(f"a value refers to the tensor {path!r}, which is not there")
+def _bits(number: float) -> str:
+    """All 64 bits in hexadecimal: a NaN keeps its payload."""
+    return struct.pack(">d", number).hex()
 
 
-def decode(value: Any, tensor: Callable[[str], Any] = _no_tensor) -> Any:
-    """The value that :func:`encode` was given.
+def _number(bits: str) -> float:
+    return float(np.frombuffer(bytes.fromhex(bits), ">f8")[0])
 
-    Args:
-        tensor: gives the tensor (or what shall stand for it) of a path.
 
-    Raises:
-        CorruptCheckpointError: this is not tagged JSON of a known kind.
-    """
-    try:
-        return _decode(value, tensor)
-    except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
-        raise CorruptCheckpointError(
-            "a stored value cannot be understood", why=f"{type(error).__name__}: {error}"
-        ) from None
+def _base64(raw: bytes | bytearray) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _raw(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if not isinstance(dtype := getattr(torch, name), torch.dtype):
+        raise TypeError(f"{name} is not a dtype")
+    return dtype
+
+
+def _array(content: dict[str, Any]) -> Any:
+    if (dtype := np.dtype(content["dtype"])).kind not in _ARRAY_KINDS:
+        raise ValueError(f"array of {dtype}")
+    return np.frombuffer(_raw(content["bytes"]), dtype).reshape(content["shape"]).copy()
+
+
+_LEAVES: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    int: ("int", hex),
+    float: ("float", _bits),
+    complex: ("complex", lambda z: [_bits(z.real), _bits(z.imag)]),
+    bytes: ("bytes", _base64),
+    bytearray: ("bytearray", _base64),
+    torch.dtype: ("torch.dtype", lambda dtype: str(dtype).removeprefix("torch.")),
+    torch.device: ("torch.device", str),
+    type(Path()): ("path", str),
+}
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda text: int(text, 16),
+    "float": _number,
+    "complex": lambda parts: complex(*map(_number, parts)),
+    "bytes": _raw,
+    "bytearray": lambda text: bytearray(_raw(text)),
+    "torch.dtype": _dtype,
+    "torch.device": torch.device,
+    "path": Path,
+    "array": _array,
+    "scalar": lambda content: _array(content)[()],
+}
+_MAPPINGS: dict[str, type] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+_SEQUENCES: dict[str, type] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "torch.Size": torch.Size,
+}
+_KIND_OF = {kind: name for name, kind in (_MAPPINGS | _SEQUENCES).items()}
+
+
+def _is_plain(value: Any) -> bool:
+    match value:
+        case int() if type(value) is int:
+            return -(2**63) <= value < 2**63
+        case float() if type(value) is float:
+            return math.isfinite(value)
+    return value is None or type(value) in {bool, str}
+
+
+def _encode(value: Any, path: str, on_tensor: OnTensor) -> Any:
+    def inner(key: Any, item: Any) -> Any:
+        return _encode(item, join(path, key), on_tensor)
+
+    kind = type(value)
+    if _is_plain(value):
+        return value
+    if kind is list:
+        return [inner(i, item) for i, item in enumerate(value)]
+    if kind is dict and _KIND not in value and all(type(key) is str for key in value):
+        return {key: inner(key, item) for key, item in value.items()}
+    content: Any
+    if isinstance(value, torch.Tensor):
+        name, content = "tensor", on_tensor(path, value)
+    elif kind in _MAPPINGS.values():
+        name = _KIND_OF[kind]
+        content = [[_encode(k, path, _refuse_tensor), inner(k, v)] for k, v in value.items()]
+    elif kind in _KIND_OF:
+        name = _KIND_OF[kind]
+        items = sorted(value, key=repr) if kind in {set, frozenset} else value
+        content = [inner(i, item) for i, item in enumerate(items)]
+    elif kind is deque:
+        name, content = "deque", [inner("maxlen", value.maxlen), inner("items", list(value))]
+    else:
+        name, content = _encode_leaf(value, path)
+    return {_KIND: name, _CONTENT: content}
+
+
+def _encode_leaf(value: Any, path: str) -> tuple[str, Any]:
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _ARRAY_KINDS:
+        name = "array" if isinstance(value, np.ndarray) else "scalar"
+        return name, {
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "bytes": _base64(value.tobytes()),
+        }
+    if (leaf := _LEAVES.get(type(value))) is None:
+        raise CheckpointWriteError(
+            f"{path or 'the value'} cannot be stored: a {type(value).__module__}."
+            f"{type(value).__qualname__} is neither a tensor nor plain data",
+            why="checkpoints hold no pickles, so that loading one can never run code",
+            fix="return numbers, strings, lists, dicts, NumPy arrays or tensors from state_dict()",
+        )
+    return leaf[0], leaf[1](value)
 
 
 def _decode(value: Any, tensor: Callable[[str], Any]) -> Any:
@@ -154,49 +206,16 @@ def _decode(value: Any, tensor: Callable[[str], Any]) -> Any:
         return value
     if _KIND not in value:
         return {key: _decode(item, tensor) for key, item in value.items()}
-    kind, content = value[_KIND], value["v"]
-    if kind == "tensor":
-        return tensor(content)
+    kind, content = value[_KIND], value[_CONTENT]
+    return tensor(content) if kind == "tensor" else _decode_tagged(kind, content, tensor)
+
+
+def _decode_tagged(kind: str, content: Any, tensor: Callable[[str], Any]) -> Any:
     if kind in _MAPPINGS:
         return _MAPPINGS[kind]({_decode(k, tensor): _decode(v, tensor) for k, v in content})
     if kind in _SEQUENCES:
         return _SEQUENCES[kind](_decode(item, tensor) for item in content)
-    return _decode_leaf(kind, content, value)
-
-
-def _decode_leaf(kind: str, content: Any, value: dict[str, Any]) -> Any:
-    match kind:
-        case "int":
-            return int(content, 16)
-        case "float":
-            return _double(content)
-        case "complex":
-            return complex(_double(content[0]), _double(content[1]))
-        case "bytes":
-            return base64.b64decode(content, validate=True)
-        case "bytearray":
-            return bytearray(base64.b64decode(content, validate=True))
-        case "deque":
-            return deque(_decode(content, _no_tensor), value["maxlen"])
-        case "ndarray" | "npscalar":
-            dtype = np.dtype(value["dtype"])
-            if dtype.kind not in _ARRAY_KINDS:
-                raise ValueError(f"array of {dtype}")
-            raw = base64.b64decode(content, validate=True)
-            array = np.frombuffer(raw, dtype).reshape(value["shape"]).copy()
-            return array if kind == "ndarray" else array[()]
-        case "torch.dtype":
-            dtype = getattr(torch, content)
-            if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"{content} is not a dtype")
-            return dtype
-        case "torch.device":
-            return torch.device(content)
-        case "path":
-            return PurePath(content)
-    raise ValueError(f"unknown kind {kind!r}")
-
-
-def _double(bits: str) -> float:
-    number: float = struct.unpack(">d", bytes.fromhex(bits))[0]
-    return number
+    if kind == "deque":
+        maxlen, items = content
+        return deque(_decode(items, tensor), maxlen)
+    return _DECODERS[kind](content)

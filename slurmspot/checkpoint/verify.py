@@ -9,9 +9,9 @@ from pathlib import Path
 
 import xxhash
 
-from slurmspot.checkpoint import folder, hdf5, manifest
+from slurmspot.checkpoint import hdf5, manifest, steps
 from slurmspot.checkpoint.manifest import DataFile
-from slurmspot.errors import CorruptCheckpointError, NotFoundError
+from slurmspot.errors import CheckpointError, CorruptCheckpointError, NotFoundError
 
 _CHUNK_BYTES = 16 << 20
 
@@ -61,25 +61,28 @@ def verify(path: Path, progress: Progress = lambda _: None) -> list[CheckpointRe
 
     Raises:
         NotFoundError: ``path`` does not exist, or is a save that was never committed.
+        CheckpointError: it may not be read.
     """
-    if not path.is_dir():
-        raise NotFoundError(f"{path} is not a folder")
-    path = path.resolve()
-    if folder.is_partial(path):
-        raise NotFoundError(f"{path} is not a checkpoint", why="its save was never committed")
-    return [_report(found, step, progress) for found, step in _find(path)]
+    try:
+        if not path.is_dir():
+            raise NotFoundError(f"{path} is not a folder")
+        path = path.resolve()
+        if steps.is_partial(path):
+            raise NotFoundError(f"{path} is not a checkpoint", why="its save was never committed")
+        found = _find(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read", why=error.strerror) from None
+    return [_report(one, step, progress) for one, step in found]
 
 
 def _find(path: Path) -> list[tuple[Path, int | None]]:
     """(folder, step its name tells) of each checkpoint that ``path`` means."""
-    for step, named in folder.committed(path.parent).items():
-        if named == path:
-            return [(path, step)]
-    if (path / manifest.NAME).exists() or any(path.glob("rank-*.h5")):
-        return [(path, None)]
+    step = steps.step_of(path)
+    if step is not None or (path / manifest.NAME).exists() or any(path.glob("rank-*.h5")):
+        return [(path, step)]
     if (path / "checkpoints").is_dir():
         path /= "checkpoints"
-    return [(found, step) for step, found in folder.committed(path).items()]
+    return [(found, step) for step, found in steps.committed(path).items()]
 
 
 def _report(path: Path, step: int | None, progress: Progress) -> CheckpointReport:
@@ -112,7 +115,10 @@ def problems_of(
         known = manifest.read(path)
     except CorruptCheckpointError as error:
         return [Problem(file=manifest.NAME, dataset=None, problem=error.what)]
-    present = {entry.name for entry in os.scandir(path)} - {manifest.NAME}
+    try:
+        present = {entry.name for entry in path.iterdir()} - {manifest.NAME}
+    except OSError as error:
+        return [Problem(file=path.name, dataset=None, problem=error.strerror or str(error))]
     listed = {file.name for file in known.files}
     problems = [
         Problem(file=name, dataset=None, problem="is not in the manifest")

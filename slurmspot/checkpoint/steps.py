@@ -31,24 +31,33 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(path: Path) -> int | None:
+    """The step that the name of ``path`` tells; None if it is not a checkpoint's name."""
+    match = _STEP.match(path.name)
+    return int(match[1]) if match else None
+
+
 def committed(folder: Path) -> dict[int, Path]:
     """Step to path of everything in ``folder`` that bears a checkpoint's name, newest first."""
-    try:
-        names = os.listdir(folder)  # noqa: PTH208 - names are all that is wanted
-    except FileNotFoundError:
-        return {}
-    steps = {int(match[1]): folder / name for name in names if (match := _STEP.match(name))}
+    steps = {step: path for path in _entries(folder) if (step := step_of(path)) is not None}
     return dict(sorted(steps.items(), reverse=True))
 
 
 def partials(folder: Path) -> set[Path]:
     """Saves that were begun and not committed, or removals not completed."""
-    return set(folder.glob(f"step-*{_PARTIAL}*"))
+    return {path for path in _entries(folder) if is_partial(path)}
 
 
 def is_partial(path: Path) -> bool:
     """Whether the name says that this never was, or no longer is, a checkpoint."""
-    return _PARTIAL in path.name
+    return step_of(Path(path.name.partition(_PARTIAL)[0])) is not None and _PARTIAL in path.name
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def begin(target: Path) -> Path:
