@@ -30,16 +30,15 @@ JOB_ID = re.compile(
 
 _MOST_LINES = 50  # of one record
 
-_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d+|Unknown|None|N/A|"
+_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d{9,}"
+_TIMES = ("submit", "eligible", "start", "end")
 _NUMBER = r"[\d.]*[KMGTP]?"
 _READ = {
     "jobid": JOB_ID.pattern,
     "state": r"[A-Z][A-Z_]*(?: by [^\s:|]+)?\+?",
+    **dict.fromkeys(_TIMES, f"{_TIME}|Unknown|None|N/A|"),
     "submit": _TIME,
-    "eligible": _TIME,
-    "start": _TIME,
-    "end": _TIME,
-    "nodelist": r"(?=.*[A-Za-z])(?:[^\s|=\[\]]|\[[^\s|\[\]]*\])+|None assigned|\(null\)|",
+    "nodelist": r"(?=.*[A-Za-z])(?:[^\s|=:\[\]]|\[[^\s|\[\]]*\])+|None assigned|\(null\)|",
     "alloctres": r"(?:[^\s=,|]+=[^\s=,|]*)(?:,[^\s=,|]+=[^\s=,|]*)*|",
     "restarts": r"\d*",
 }
@@ -115,7 +114,7 @@ class Header:
     def opens(self, line: str) -> bool:
         """Whether ``line`` looks like the beginning of a record that was cut short."""
         first, found, _ = line.partition(self.delimiter)
-        return bool(found) and self._fits(0, first)
+        return bool(found and first) and self._fits(0, first)
 
     def _tokens(self, record: str) -> list[str]:
         if self._trailing:
@@ -148,7 +147,8 @@ class Header:
             if (index + 1, end) in dead:
                 continue
             value = self.delimiter.join(tokens[at:end])
-            if self._fits(index, value):
+            # sacct prints a time that it does not know as Unknown: here an empty one is misplaced.
+            if self._fits(index, value) and (value or self.names[index] not in _TIMES):
                 values = self._place(index + 1, end, tokens, dead)
                 if values is not None:
                     values.append(value)
@@ -174,24 +174,23 @@ def records(lines: Sequence[str]) -> Iterator[tuple[int, str, dict[str, str] | s
 def _whole_records(header: Header, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Texts of records with the index of the line each begins on; a stray line comes alone."""
     joiner = _Joiner(header, lines)
+    held: tuple[int, int] | None = None  # the last record, which free text may still continue
     at = 1
-    held: tuple[int, str] | None = None  # the last record, which free text may still continue
     while at < len(lines):
         if not lines[at] or lines[at] == header.line:
             at += 1
             continue
         end = joiner.end(at)
         if end is None and held and header.free_last and not header.opens(lines[at]):
-            held = (held[0], f"{held[1]}\n{lines[at]}")
             at += 1
+            held = (held[0], at)
             continue
         if held:
-            yield held
-        end = end or at + 1
-        held = (at, "\n".join(lines[at:end]))
-        at = end
+            yield held[0], "\n".join(lines[slice(*held)])
+        held = (at, end or at + 1)
+        at = held[1]
     if held:
-        yield held
+        yield held[0], "\n".join(lines[slice(*held)])
 
 
 class _Joiner:
@@ -221,7 +220,7 @@ class _Joiner:
         A name may look like a record: then the one whose steps stand in the text is real.
         """
         fields = self._alone[index]
-        if fields is None or self._header.free_first:
+        if fields is None or self._header.free_first or not fields[self._header.names[0]]:
             return False
         job = fields["jobid"]
         ours = opening.partition(self._header.delimiter)[0]

@@ -1,0 +1,355 @@
+"""Attempts of the two captures, written out by hand; and any legal history there and back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurmspot.timeline.attempts import Attempt, read_timeline
+
+DATA = Path(__file__).parent.parent / "data" / "sacct"
+
+# job: (name, [(kind, submit, eligible, start, end, processes gone, gpus, nodes)]), times 16:MM:SS
+EXPECTED = {
+    "22.05": {
+        "16": ("train-gang", [
+            ("requeued", "06:27", "06:27", "06:28", "06:34", "06:34", 8, "01"),
+            ("cancelled", "06:34", "06:53", "06:54", "06:59", "07:03", 8, "01"),
+        ]),
+        "17": ("preemptor", [
+            ("completed", "06:31", "06:31", "06:34", "06:38", "06:38", 8, "01"),
+        ]),
+        "18": ("train-deaf", [
+            ("preempted", "07:04", "07:04", "07:04", "07:23", "07:28", 8, "01"),
+            ("cancelled", "07:28", "07:48", "07:48", "07:52", "07:56", 8, "01"),
+        ]),
+        "19": ("preemptor", [
+            ("completed", "07:08", "07:08", "07:28", "07:32", "07:32", 16, "0123"),
+        ]),
+        "20": ("train-nodefail", [
+            ("node_fail", "07:57", "07:57", "07:57", "08:02", "08:07", 8, "01"),
+            ("cancelled", "08:07", "08:14", "08:14", "08:18", "08:23", 8, "01"),
+        ]),
+        "21": ("train-elastic", [
+            ("resized", "08:23", "08:23", "08:23", "08:29", "08:29", 3, "012"),
+            ("failed", "08:29", "08:29", "08:29", "08:48", "08:48", 2, "01"),
+        ]),
+        "22_0": ("sweep", [("failed", "08:49", "08:51", "08:51", "08:55", "08:55", 2, "0")]),
+        "22_1": ("sweep", [("failed", "08:49", "08:51", "08:51", "08:55", "08:55", 2, "0")]),
+        "22_2": ("sweep", [("completed", "08:49", "08:55", "08:55", "09:15", "09:15", 2, "1")]),
+        "22_3": ("sweep", [("completed", "08:49", "08:55", "08:55", "09:15", "09:15", 2, "1")]),
+        "25": ("preemptor", [
+            ("completed", "08:54", "08:54", "08:55", "08:59", "08:59", 4, "0"),
+        ]),
+        "27": ("overtime", [("failed", "09:24", "09:24", "09:25", "10:13", "10:13", 1, "0")]),
+        "28": ("crash", [("failed", "09:24", "09:24", "09:25", "09:27", "09:27", 1, "0")]),
+        "29": ("exp|lr=1e-3|é", [
+            ("completed", "09:24", "09:24", "09:25", "09:28", "09:28", 1, "0"),
+        ]),
+        "30": ("two\nlines", [
+            ("completed", "09:24", "09:24", "09:25", "09:28", "09:28", 1, "0"),
+        ]),
+        "31": ("two-steps", [
+            ("completed", "09:24", "09:24", "09:25", "09:30", "09:30", 2, "1"),
+        ]),
+        "32": ("held", [
+            ("requeued", "09:24", "09:24", "09:25", "09:28", "09:28", 1, "1"),
+            ("cancelled", "09:28", "09:36", "09:37", "09:40", "09:40", 1, "0"),
+        ]),
+        "33+0": ("het", [("completed", "09:40", "09:40", "09:41", "09:44", "09:44", 1, "0")]),
+        "33+1": ("het", [("completed", "09:40", "09:40", "09:41", "09:44", "09:44", 0, "2")]),
+        "35": ("paused", [("completed", "09:40", "09:40", "09:41", "09:53", "09:53", 1, "2")]),
+        "36": ("fragile", [("failed", "09:48", "09:48", "10:13", "10:17", "10:17", 16, "0123")]),
+        "37": ("preemptor", [
+            ("completed", "10:17", "10:17", "10:17", "10:21", "10:21", 16, "0123"),
+        ]),
+    },
+    "26.05": {
+        "1": ("train-gang", [
+            ("requeued", "06:27", "06:27", "06:28", "06:34", "06:34", 8, "01"),
+            ("cancelled", "06:34", "06:36", "06:36", "06:58", "07:02", 8, "23"),
+        ]),
+        "2": ("preemptor", [
+            ("completed", "06:31", "06:31", "06:34", "06:38", "06:38", 8, "01"),
+        ]),
+        "3": ("train-deaf", [
+            ("preempted", "07:03", "07:03", "07:04", "07:24", "07:28", 8, "01"),
+            ("cancelled", "07:28", "07:30", "07:32", "07:50", "07:54", 8, "01"),
+        ]),
+        "4": ("preemptor", [
+            ("completed", "07:07", "07:07", "07:28", "07:32", "07:32", 16, "0123"),
+        ]),
+        "5": ("train-nodefail", [
+            ("node_fail", "07:55", "07:55", "07:55", "08:00", "08:04", 8, "01"),
+            ("cancelled", "08:04", "08:06", "08:07", "08:15", "08:19", 8, "01"),
+        ]),
+        "6": ("train-elastic", [
+            ("resized", "08:20", "08:20", "08:20", "08:26", "08:26", 3, "012"),
+            ("failed", "08:26", "08:26", "08:26", "08:45", "08:45", 2, "01"),
+        ]),
+        "7_0": ("sweep", [
+            ("preempted", "08:46", "08:46", "08:46", "08:51", "08:51", 2, "0"),
+            ("completed", "08:51", "09:12", "09:12", "09:32", "09:32", 2, "0"),
+        ]),
+        "7_1": ("sweep", [
+            ("preempted", "08:46", "08:46", "08:46", "08:51", "08:51", 2, "0"),
+            ("completed", "08:51", "09:12", "09:12", "09:32", "09:32", 2, "0"),
+        ]),
+        "7_2": ("sweep", [("completed", "08:46", "08:52", "08:52", "09:12", "09:12", 2, "1")]),
+        "7_3": ("sweep", [("completed", "08:46", "08:52", "08:52", "09:12", "09:12", 2, "1")]),
+        "10": ("preemptor", [
+            ("completed", "08:51", "08:51", "08:52", "08:56", "08:56", 4, "0"),
+        ]),
+        "12": ("overtime", [("failed", "09:33", "09:33", "09:33", "10:02", "10:02", 1, "0")]),
+        "13": ("crash", [("failed", "09:33", "09:33", "09:33", "09:35", "09:35", 1, "0")]),
+        "14": ("exp|lr=1e-3|é", [
+            ("completed", "09:33", "09:33", "09:33", "09:36", "09:36", 1, "0"),
+        ]),
+        "15": ("two\nlines", [
+            ("completed", "09:33", "09:33", "09:33", "09:36", "09:36", 1, "0"),
+        ]),
+        "16": ("two-steps", [
+            ("completed", "09:33", "09:33", "09:33", "09:39", "09:39", 2, "1"),
+        ]),
+        "17": ("held", [
+            ("requeued", "09:33", "09:33", "09:33", "09:37", "09:37", 1, "1"),
+            ("cancelled", "09:37", "09:45", "09:45", "09:49", "09:49", 1, "0"),
+        ]),
+        "18+0": ("het", [("completed", "09:49", "09:49", "09:49", "09:52", "09:52", 1, "0")]),
+        "18+1": ("het", [("completed", "09:49", "09:49", "09:49", "09:52", "09:52", 0, "1")]),
+        "20": ("paused", [("completed", "09:49", "09:49", "09:49", "10:01", "10:01", 1, "2")]),
+        "21": ("fragile", [
+            ("preempted", "09:57", "09:57", "10:03", "10:07", "10:07", 16, "0123"),
+        ]),
+        "22": ("preemptor", [
+            ("completed", "10:07", "10:07", "10:08", "10:12", "10:12", 16, "0123"),
+        ]),
+    },
+}  # fmt: skip
+
+
+def clock(time: datetime | None) -> str | None:
+    return time and f"{time:%M:%S}"
+
+
+def facts(attempt: Attempt) -> tuple:
+    return (
+        attempt.kind,
+        *map(clock, (attempt.submit, attempt.eligible, attempt.start, attempt.end)),
+        clock(attempt.process_exit),
+        attempt.gpus,
+        "".join(node.removeprefix("node") for node in attempt.nodes),
+    )
+
+
+@pytest.mark.parametrize("file", ["sacct.txt", "sacct-all.txt"])
+@pytest.mark.parametrize("release", ["22.05", "26.05"])
+def test_captures_of_real_clusters(release, file):
+    timeline = read_timeline((DATA / release / file).read_text(), tz=UTC)
+    found = {job.job_id: (job.name, list(map(facts, job.attempts))) for job in timeline.jobs}
+    assert found == EXPECTED[release]
+    assert list(found) == list(EXPECTED[release])
+    assert not timeline.rejected
+    assert not timeline.notes
+
+
+def test_the_deaf_job_was_preempted_and_its_processes_gone_five_seconds_later():
+    timeline = read_timeline((DATA / "22.05" / "sacct.txt").read_text(), tz=UTC)
+    (deaf,) = [job for job in timeline.jobs if job.name == "train-deaf"]
+    first, second = deaf.attempts
+    assert (first.kind, second.kind) == ("preempted", "cancelled")
+    assert (first.process_exit - first.end).total_seconds() == 5
+    assert [(p.name, p.seconds, p.source) for p in second.phases] == [
+        ("backoff", 20, "sacct"),
+        ("queue", 0, "sacct"),
+        ("run", 4, "sacct"),
+        ("teardown", 4, "sacct"),
+    ]
+
+
+HEADER = "JobID|JobName|State|Submit|Eligible|Start|End|NodeList|AllocTRES|Restarts\n"
+
+
+def text(*rows: str) -> str:
+    return HEADER + "".join(f"{row}\n" for row in rows)
+
+
+def row(job="5", state="COMPLETED", at=0, *, name="train", restarts="", started=True, ended=True):
+    def time(minute):
+        return f"2026-01-02T03:{minute:02d}:00"
+
+    start = time(at + 2) if started else "Unknown"
+    end = time(at + 5) if ended else "Unknown"
+    times = f"{time(at)}|{time(at + 1)}|{start}|{end}"
+    return f"{job}|{name}|{state}|{times}|n0|gres/gpu=4|{restarts}"
+
+
+def kinds(timeline):
+    return [[attempt.kind for attempt in job.attempts] for job in timeline.jobs]
+
+
+def test_an_id_used_again_is_another_job_and_said_so():
+    timeline = read_timeline(text(row(at=0), row(at=10)))
+    assert kinds(timeline) == [["completed"], ["completed"]]
+    assert "job id 5 was used by 2 different jobs" in timeline.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"state": "PREEMPTED"}, {"name": "other"}),
+        ({"state": "PREEMPTED", "restarts": "2"}, {"restarts": "0"}),
+        ({"state": "NODE_FAIL", "restarts": "0"}, {"restarts": "0"}),
+        ({"state": "RUNNING", "ended": False}, {}),
+        ({"state": "CANCELLED by 0"}, {}),
+    ],
+)
+def test_ids_used_again(before, after):
+    assert len(read_timeline(text(row(at=0, **before), row(at=10, **after))).jobs) == 2
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "REQUEUED", "NODE_FAIL", "RESIZING", "BOOT_FAIL"])
+def test_states_that_are_not_the_end(state):
+    timeline = read_timeline(text(row(at=10, restarts="1"), row(at=0, state=state, restarts="0")))
+    assert len(timeline.jobs) == 1
+    assert [attempt.index for attempt in timeline.jobs[0].attempts] == [0, 1]
+
+
+def test_two_clusters_have_their_own_ids():
+    header = HEADER.replace("Restarts", "Cluster")
+    body = row(at=0, restarts="a", state="PREEMPTED") + "\n" + row(at=10, restarts="b")
+    assert len(read_timeline(header + body).jobs) == 2
+
+
+def test_pending_running_and_never_started():
+    timeline = read_timeline(
+        text(
+            row("7_[2-5]", "PENDING", started=False, ended=False),
+            row("8", "RUNNING", ended=False),
+            row("9", "CANCELLED by 1000", started=False),
+        )
+    )
+    pending, running, cancelled = (job.attempts[0] for job in timeline.jobs)
+    assert (pending.kind, running.kind, cancelled.kind) == ("pending", "running", "cancelled")
+    assert running.process_exit is None
+    assert [(p.name, p.seconds) for p in pending.phases] == [("backoff", 60), ("queue", None)]
+    assert [p.name for p in running.phases] == ["backoff", "queue", "run"]
+    assert [(p.name, p.seconds) for p in cancelled.phases] == [("backoff", 60), ("queue", 240)]
+
+
+def test_rows_that_are_no_attempt_are_handed_back():
+    timeline = read_timeline(text(row(), row("6", "BANANA"), row("9.batch"), row(), row()))
+    assert kinds(timeline) == [["completed"]]
+    assert [(r.line, r.reason) for r in timeline.rejected] == [
+        (3, "BANANA is no job state known here"),
+        (4, "a step of no attempt of job 9"),
+    ]
+
+
+def test_json_holds_what_was_promised():
+    (job,) = read_timeline(text(row()), tz=UTC).as_json()["jobs"]
+    (attempt,) = job["attempts"]
+    assert set(job) == {"job_id", "name", "attempts"}
+    assert attempt["start"] == "2026-01-02T03:02:00+00:00"
+    assert attempt["phases"][2] == {
+        "name": "run",
+        "start": "2026-01-02T03:02:00+00:00",
+        "end": "2026-01-02T03:05:00+00:00",
+        "seconds": 180.0,
+        "source": "sacct",
+    }
+
+
+# --- any legal history, in any field order -----------------------------------------------------
+
+FIELDS = ["JobID", "JobName", "State", "Submit", "Eligible", "Start", "End", "NodeList"]
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+GOES_ON = {"PREEMPTED": "preempted", "REQUEUED": "requeued", "NODE_FAIL": "node_fail"}
+ENDS = {
+    "COMPLETED": "completed",
+    "CANCELLED by 1000": "cancelled",
+    "TIMEOUT": "timeout",
+    "OUT_OF_MEMORY": "failed",
+    "RUNNING": "running",
+}
+names = st.text(st.sampled_from("ab1| \n,.:-=é<"), max_size=8).filter(
+    lambda name: name == name.strip("\n")
+)
+
+
+@st.composite
+def histories(draw):
+    """Jobs with their true attempts: (id, name, [(kind, submit, eligible, start, end, gone)])."""
+    jobs = []
+    for number in draw(st.lists(st.integers(1, 999), min_size=1, max_size=3, unique=True)):
+        name, job_id = draw(names), str(number) + draw(st.sampled_from(["", "_3", "+1"]))
+        states = [
+            *draw(st.lists(st.sampled_from(sorted(GOES_ON)), max_size=3)),
+            draw(st.sampled_from(sorted(ENDS))),
+        ]
+        submit, attempts = EPOCH, []
+        for state in states:
+            gaps = draw(st.tuples(*[st.integers(0, 300)] * 2, *[st.integers(1, 300)] * 2))
+            eligible = submit + timedelta(seconds=gaps[0])
+            start = eligible + timedelta(seconds=gaps[1])
+            end = start + timedelta(seconds=gaps[2])
+            gone = end + timedelta(seconds=gaps[3])
+            if state == "RUNNING":
+                end = gone = None
+            attempts.append((state, submit, eligible, start, end, gone))
+            submit = gone
+        jobs.append((job_id, name, attempts))
+    return jobs
+
+
+def shown(time):
+    return f"{time:%Y-%m-%dT%H:%M:%S}" if time else "Unknown"
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories(), st.permutations(FIELDS), st.sampled_from(["|", ";", ",", "\t"]))
+def test_any_legal_history_comes_back_as_itself(history, order, delimiter):
+    lines = [delimiter.join(order)]
+    expected = []
+    for job_id, named, attempts in history:
+        # A comma between two fields that may both hold one cannot be told from theirs.
+        name = named.replace(",", "").strip("\n") if delimiter == "," else named
+        truth = []
+        for state, submit, eligible, start, end, gone in attempts:
+            for suffix, label, begun, until in (
+                ("", name, submit, end),
+                (".batch", "batch", start, gone),
+                (".0", "python3", start, end),
+            ):
+                times = (begun, begun if suffix else eligible, start, until)
+                values = [job_id + suffix, label, state, *map(shown, times), "n[1,3]"]
+                cells = dict(zip(FIELDS, values, strict=True))
+                lines.append(delimiter.join(cells[field] for field in order))
+            truth.append(((GOES_ON | ENDS)[state], submit, eligible, start, end, gone))
+        expected.append((job_id, name, truth))
+    timeline = read_timeline("\n".join(lines) + "\n", tz=UTC)
+    assert not timeline.rejected
+    assert [
+        (
+            job.job_id,
+            job.name,
+            [(a.kind, a.submit, a.eligible, a.start, a.end, a.process_exit) for a in job.attempts],
+        )
+        for job in timeline.jobs
+    ] == expected
+    for job in timeline.jobs:
+        for attempt in job.attempts:
+            assert all((phase.seconds or 0) >= 0 for phase in attempt.phases)
+            for before, after in zip(attempt.phases, attempt.phases[1:], strict=False):
+                assert before.end == after.start
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.sampled_from("5|7._[]+\n\t, CANCELED2026-T:0batchx"), max_size=200))
+def test_no_text_breaks_the_reader(body):
+    timeline = read_timeline(HEADER + body + "\n")
+    assert timeline.jobs or timeline.rejected or not body.strip("\n")

@@ -1,0 +1,216 @@
+"""sacct text → rows: field orders, delimiters, nasty names, broken lines."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from slurmspot.errors import NotFoundError, UsageError
+from slurmspot.timeline import hostlist
+from slurmspot.timeline.rows import read_rows
+
+HEADER = "JobID|JobName|State|Submit|Start|End|NodeList|AllocTRES"
+GOOD = "5|train|COMPLETED|2026-01-02T03:00:00|2026-01-02T03:00:01|2026-01-02T04:00:00|n1|cpu=1"
+
+
+def rows(*lines: str, header: str = HEADER):
+    return read_rows("\n".join([header, *lines]) + "\n", tz=UTC)
+
+
+def test_one_row():
+    (row,) = rows(GOOD).rows
+    assert (row.job_id, row.step, row.name, row.state) == ("5", None, "train", "COMPLETED")
+    assert row.start == datetime(2026, 1, 2, 3, 0, 1, tzinfo=UTC)
+    assert (row.eligible, row.nodes, row.gpus, row.line) == (None, ("n1",), 0, 2)
+
+
+@pytest.mark.parametrize("delimiter", ["|", ",", ";", "^", "\t", ":", "&&", "\x1f", " "])
+def test_any_delimiter(delimiter):
+    name = f"a{delimiter}b=1"
+    line = GOOD.replace("n1", "n[1,3]").replace("cpu=1", "cpu=1,gres/gpu=2")
+    header = HEADER.replace("|", delimiter)
+    record = line.replace("|", delimiter).replace("train", name)
+    (row,) = read_rows(f"{header}\n{record}\n", tz=UTC).rows
+    assert (row.name, row.nodes, row.gpus) == (name, ("n1", "n3"), 2)
+
+
+def test_trailing_delimiter_of_parsable_and_windows_line_ends():
+    text = f"{HEADER}|\r\n{GOOD}|\r\n"
+    (row,) = read_rows(text, tz=UTC).rows
+    assert row.gpus == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "exp|lr=1e-3|é",
+        "two\nlines",
+        "a\n\nb|c\nd",
+        "|",
+        "",
+        "x|FAILED|2026-01-02T03:00:00",
+        "5|train",
+        "\x0b\u2028 tab\t",
+        "<script>alert(1)</script>",
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 4, 7])
+def test_a_name_may_hold_anything_and_stand_anywhere(name, place):
+    def moved(cells):
+        cells = list(cells)
+        text = cells.pop(1)
+        return [*cells[:place], text, *cells[place:]]
+
+    header = "|".join(moved(HEADER.split("|")))
+    first = "|".join(moved(["4", *GOOD.split("|")[1:]]))
+    nasty = "|".join(moved(["5", name, *GOOD.split("|")[2:]]))
+    last = "|".join(moved(["6", *GOOD.split("|")[1:]]))
+    found = rows(first, nasty, last, header=header)
+    assert not found.rejected
+    assert [(row.job_id, row.name) for row in found.rows] == [
+        ("4", "train"),
+        ("5", name),
+        ("6", "train"),
+    ]
+
+
+def test_a_name_that_looks_like_a_record_loses_to_the_job_that_has_steps():
+    step = GOOD.replace("5|train", "5.batch|batch")
+    found = rows(GOOD.replace("train", "evil\n9|root"), step)
+    assert [(row.job_id, row.step, row.name) for row in found.rows] == [
+        ("5", None, "evil\n9|root"),
+        ("5", "batch", "batch"),
+    ]
+
+
+def test_a_record_cut_short_spoils_only_itself():
+    found = rows(GOOD, "6|tra", GOOD.replace("5|", "7|"), "8|train|COMPLETED|2026-01-02T03:0")
+    assert [row.job_id for row in found.rows] == ["5", "7"]
+    assert [(row.line, row.text[:2]) for row in found.rejected] == [(3, "6|"), (5, "8|")]
+    assert "2 fields, where the header names 8" in found.rejected[0].reason
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("5|", "five|", "'five' cannot be the jobid"),
+        ("COMPLETED", "done", "'done' cannot be the state"),
+        ("2026-01-02T04:00:00", "yesterday", "'yesterday' cannot be the end"),
+        ("2026-01-02T04:00:00", "2026-13-02T04:00:00", "month must be in 1..12"),
+        ("2026-01-02T03:00:00", "Unknown", "'Unknown' cannot be the submit"),
+        ("|n1|", "|n[0-99999999]|", "more than 65536 nodes"),
+    ],
+)
+def test_a_row_that_makes_no_sense_comes_back_with_the_reason(old, new, reason):
+    found = rows(GOOD.replace(old, new, 1))
+    assert not found.rows
+    assert reason in found.rejected[0].reason
+
+
+def test_repeated_headers_and_blank_lines_are_no_rows():
+    found = rows(GOOD, "", HEADER, GOOD.replace("5|", "6|"), "")
+    assert [row.job_id for row in found.rows] == ["5", "6"]
+    assert not found.rejected
+
+
+@pytest.mark.parametrize(
+    ("job_id", "job", "step"),
+    [
+        ("7_0", "7_0", None),
+        ("7_[2-5%2]", "7_[2-5%2]", None),
+        ("7_[1,3,...]", "7_[1,3,...]", None),
+        ("33+0", "33+0", None),
+        ("33+0.batch", "33+0", "batch"),
+        ("7_0.extern", "7_0", "extern"),
+        ("17.interactive", "17", "interactive"),
+        ("17.0", "17", "0"),
+        ("17.0+1", "17", "0+1"),
+    ],
+)
+def test_job_ids(job_id, job, step):
+    (row,) = rows(GOOD.replace("5", job_id, 1)).rows
+    assert (row.job_id, row.step) == (job, step)
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("2026-01-02T03:00:00", datetime(2026, 1, 2, 3, tzinfo=UTC)),
+        ("2026-01-02T03:00:00+02:00", datetime(2026, 1, 2, 1, tzinfo=UTC)),
+        ("2026-01-02T03:00:00Z", datetime(2026, 1, 2, 3, tzinfo=UTC)),
+        ("1767322800", datetime(2026, 1, 2, 3, tzinfo=UTC)),
+        ("Unknown", None),
+        ("None", None),
+        ("", None),
+    ],
+)
+def test_times(text, time):
+    (row,) = rows(GOOD.replace("2026-01-02T04:00:00", text)).rows
+    assert row.end == time
+
+
+def test_times_without_a_zone_are_in_the_given_one():
+    zone = timezone(timedelta(hours=-5))
+    (row,) = read_rows(f"{HEADER}\n{GOOD}", tz=zone).rows
+    assert row.submit == datetime(2026, 1, 2, 8, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("tres", "gpus"),
+    [
+        ("billing=2,cpu=2,gres/gpu=8,node=2", 8),
+        ("cpu=2,gres/gpu:h100=2,gres/gpu=2", 2),
+        ("gres/gpu:a100=2,gres/gpu:h100=1", 3),
+        ("gres/gpu:1g.10gb=4", 4),
+        ("cpu=2,gres/gpumem=80G,gres/gpuutil=3", 0),
+        ("", 0),
+    ],
+)
+def test_gpus_are_counted_once(tres, gpus):
+    (row,) = rows(GOOD.replace("cpu=1", tres)).rows
+    assert row.gpus == gpus
+
+
+def test_unknown_gpus_are_not_zero():
+    header, line = HEADER.rpartition("|")[0], GOOD.rpartition("|")[0]
+    assert rows(line, header=header).rows[0].gpus is None
+
+
+def test_missing_fields_are_named_with_the_command_that_gives_them():
+    with pytest.raises(UsageError) as caught:
+        rows("5|train", header="JobID|JobName|Start|End")
+    assert "lacks State, Submit" in caught.value.what
+    assert "sacct --duplicates --parsable2 --format=" in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "  \n\n", "\ufeff"])
+def test_empty_text(text):
+    with pytest.raises(NotFoundError):
+        read_rows(text)
+
+
+def test_many_rows_are_read_in_reasonable_time():
+    lines = [GOOD.replace("5", str(number), 1) for number in range(1, 20_001)]
+    assert len(rows(*lines).rows) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node0", ["node0"]),
+        ("node[0-1,3]", ["node0", "node1", "node3"]),
+        ("gpu[08-10],cpu1", ["gpu08", "gpu09", "gpu10", "cpu1"]),
+        ("r[1-2]n[0-1]", ["r1n0", "r1n1", "r2n0", "r2n1"]),
+        ("None assigned", []),
+        ("", []),
+    ],
+)
+def test_node_lists(text, names):
+    assert list(hostlist.expand(text)) == names
+
+
+@pytest.mark.parametrize("text", ["n[0-", "n[a]", "n0,,n1", "n]0", "n[0-70000]", "n[0-999][0-999]"])
+def test_node_lists_that_make_no_sense(text):
+    with pytest.raises(ValueError):
+        hostlist.expand(text)
