@@ -316,8 +316,10 @@ def test_any_legal_history_comes_back_as_itself(history, order, delimiter):
     lines = [delimiter.join(order)]
     expected = []
     for job_id, named, attempts in history:
-        # A comma between two fields that may both hold one cannot be told from theirs.
-        name = named.replace(",", "").strip("\n") if delimiter == "," else named
+        # Two readings that are both right are nobody's fault: a comma between two fields that may
+        # hold one, and a line that is a record already, its nodes left empty.
+        name = named.replace(f"{delimiter}\n", "\n")
+        name = name.replace(",", "").strip("\n") if delimiter == "," else name
         truth = []
         for state, submit, eligible, start, end, gone in attempts:
             for suffix, label, begun, until in (

@@ -1,0 +1,295 @@
+"""Phases and interruptions of hand-made event logs whose truth is known."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from slurmspot.events import Event
+from slurmspot.timeline.attempts import Attempt, Job, Phase
+from slurmspot.timeline.lives import chains, witnessed
+from slurmspot.timeline.phases import divided
+from slurmspot.timeline.recovery import finished, interruptions
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+NS = 1_000_000_000
+
+
+def at(seconds):
+    return T0 + timedelta(seconds=seconds)
+
+
+def event(attempt, seconds, name, step=None, *, rank="0", skew=0.0, **data):
+    """``seconds`` after T0 in truth; the host's wall clock is off by ``skew``."""
+    return Event(
+        t_ns=int((T0.timestamp() + seconds + skew) * NS),
+        mono_ns=int((1000 * int(rank) + seconds) * NS) if rank.isdecimal() else int(seconds * NS),
+        event=name,
+        step=step,
+        attempt=attempt,
+        rank=rank,
+        data=data,
+    )
+
+
+def attempt(index, kind, submit, start, end, gone=None, *, gpus=4):
+    gone = end if gone is None else gone
+    over = end is not None
+    phases = [
+        Phase.between("backoff", at(submit), at(submit), "sacct"),
+        Phase.between("queue", at(submit), at(start), "sacct"),
+        Phase.between("run", at(start), at(end) if over else None, "sacct"),
+    ]
+    return Attempt(
+        index=index,
+        kind=kind,
+        submit=at(submit),
+        eligible=at(submit),
+        start=at(start),
+        end=at(end) if over else None,
+        process_exit=at(gone) if over else None,
+        nodes=("n0", "n1"),
+        gpus=gpus,
+        phases=tuple(phases),
+    )
+
+
+def opening(name, start, restored, *, rank="0", skew=0.0):
+    """Start, imports (2 s), restore (1 s)."""
+    return [
+        event(name, start, "attempt_start", rank=rank, skew=skew, host=f"n{rank}"),
+        event(name, start + 2, "imports_done", rank=rank, skew=skew),
+        event(name, start + 3, "restore_begin", rank=rank, skew=skew),
+        event(name, start + 4, "restore_end", restored, rank=rank, skew=skew),
+    ]
+
+
+# One step a second. Attempt 0 runs steps 1..50 and is warned; saves at 50. Attempt 1 goes on from
+# 50 to 80 and is killed with its last checkpoint at 70. Attempt 2 repeats 71..80 and finishes 100.
+JOB = Job(
+    job_id="17",
+    name="train",
+    attempts=(
+        attempt(0, "requeued", 0, 10, 69, 70),
+        attempt(1, "node_fail", 70, 100, 135, 140),
+        attempt(2, "completed", 140, 150, 186),
+    ),
+)
+EVENTS = [
+    *opening("17-0", 11, None),
+    *opening("17-0", 11, None, rank="1", skew=30.0),
+    event("17-0", 16, "first_step", 1),
+    *[event("17-0", 15 + step, "step", step) for step in range(10, 51, 10)],
+    event("17-0", 64.0, "notice", 49, source="SIGUSR1", window_s=15),
+    event("17-0", 63.5, "notice", 48, source="SIGUSR1", window_s=15, rank="1", skew=0.0),
+    event("17-0", 65.5, "agreed", 50),
+    event("17-0", 67.0, "commit", 50, tier="remote", trigger="notice"),
+    event("17-0", 68.0, "exit", 50, code=75),
+    event("17-0", 68.5, "exit", 50, code=75, rank="1", skew=0.0),
+    event("17-0", 68.9, "requeue_asked", rank="batch", exit_code=75),
+    *opening("17-1", 101, 50),
+    event("17-1", 106, "first_step", 51),
+    *[event("17-1", 55 + step, "step", step) for step in (60, 70, 80)],
+    event("17-1", 126, "commit", 70, tier="remote", trigger="period"),
+    event("injector", 134.5, "inject", kind="node-down", nodes=["n1"], notice=False, rank="0"),
+    *opening("17-2", 151, 70),
+    *[event("17-2", 85 + step, "step", step) for step in (75, 80)],
+    event("17-2", 166, "first_step", 81),
+    event("17-2", 185, "step", 100),
+    event("17-2", 185.5, "finished", 100, digest="d", loss=0.1),
+    event("17-2", 186, "exit", 100, code=0),
+]
+
+
+def test_a_warned_and_an_unwarned_interruption():
+    warned, killed = interruptions([JOB], EVENTS)
+    assert (warned.kind, warned.attempt, warned.at_step, warned.notice) == (
+        "preemption", 0, 50, True,
+    )  # fmt: skip
+    assert (warned.recovered, warned.steps_lost, warned.rpo_s) == (True, 0, 0.0)
+    assert warned.rto_s == pytest.approx(106 - 65)
+    assert warned.notice_to_durable_s == pytest.approx(3.5)
+    assert warned.notice_to_exit_s == pytest.approx(5.0)
+    assert warned.requeue_wait_s == pytest.approx(30)
+    assert warned.inject is None
+
+    assert (killed.kind, killed.attempt, killed.at_step, killed.notice) == (
+        "node_fail", 1, 80, False,
+    )  # fmt: skip
+    assert (killed.recovered, killed.steps_lost) == (True, 10)
+    assert killed.rpo_s == pytest.approx(10)
+    assert killed.rto_s == pytest.approx(166 - 135)
+    assert (killed.notice_to_durable_s, killed.notice_to_exit_s) == (None, None)
+    assert killed.requeue_wait_s == pytest.approx(10)
+    assert killed.inject is not None
+    assert killed.inject.data["kind"] == "node-down"
+    assert finished([JOB], EVENTS)
+
+
+def test_phases_divide_the_run_without_gaps():
+    (job,) = divided([JOB], EVENTS)
+    lengths = [
+        {phase.name: phase.seconds for phase in attempt.phases if phase.source == "events"}
+        for attempt in job.attempts
+    ]
+    assert lengths[0] == {
+        "startup": 1, "imports": 2, "setup": 1, "restore": 1, "train": 48.5,
+        "notice": 2, "save": 1.5, "exit": 2,
+    }  # fmt: skip
+    assert lengths[1] == {
+        "startup": 1, "imports": 2, "setup": 1, "restore": 1, "train": 30,
+    }  # fmt: skip
+    assert lengths[2]["repeat"] == 11
+    for attempt in job.attempts:
+        for before, after in zip(attempt.phases, attempt.phases[1:], strict=False):
+            assert before.end == after.start
+        assert attempt.phases[-1].end == attempt.process_exit
+
+
+def test_clocks_that_disagree_never_give_negative_lengths():
+    skewed = [
+        event(e.attempt, (e.t_ns / NS - T0.timestamp()), e.event, e.step, rank=e.rank,
+              skew=-500.0 if e.rank == "1" else 90.0, **e.data)
+        for e in EVENTS
+    ]  # fmt: skip
+    for found in interruptions([JOB], skewed):
+        figures = (
+            found.rpo_s, found.rto_s, found.notice_to_durable_s, found.notice_to_exit_s,
+            found.requeue_wait_s, found.steps_lost,
+        )  # fmt: skip
+        assert all(figure is None or figure >= 0 for figure in figures)
+    for attempt in divided([JOB], skewed)[0].attempts:
+        assert all(phase.seconds >= 0 for phase in attempt.phases)
+
+
+def test_killed_twice_in_a_row_before_anything_new():
+    job = Job(
+        job_id="5",
+        name="",
+        attempts=(
+            attempt(0, "node_fail", 0, 0, 60),
+            attempt(1, "requeued", 60, 70, 80),
+            attempt(2, "requeued", 80, 90, 100),
+            attempt(3, "completed", 100, 110, 200),
+        ),
+    )
+    events = [
+        *opening("5-0", 0, None),
+        event("5-0", 5, "first_step", 1),
+        event("5-0", 54, "step", 50),
+        *opening("5-1", 70, 40),  # repeats 41..45, killed
+        event("5-1", 79, "step", 45),
+        event("5-1", 79.5, "requeue_asked", rank="batch", exit_code=137),
+        event("5-2", 91, "attempt_start"),  # killed before it restored
+        event("5-2", 92, "requeue_asked", rank="batch", exit_code=137),
+        *opening("5-3", 110, 30),  # 40 did not verify any more
+        event("5-3", 134, "step", 50),
+        event("5-3", 135, "first_step", 51),
+        event("5-3", 136, "finished", 51),
+    ]
+    first, second, third = interruptions([job], events)
+    assert [found.kind for found in (first, second, third)] == ["node_fail", "killed", "killed"]
+    assert [found.at_step for found in (first, second, third)] == [50, 45, 45]
+    assert all(found.recovered for found in (first, second, third))
+    assert (first.steps_lost, second.steps_lost, third.steps_lost) == (10, 15, 0)
+    assert first.rpo_s == pytest.approx(10)
+    # 41..45 took attempt 1 one second each, 31..40 took attempt 0 as long
+    assert second.rpo_s == pytest.approx(15)
+    assert first.rto_s == pytest.approx(135 - 54)
+    assert second.rto_s == pytest.approx(135 - 79)
+
+
+def test_not_recovered_while_only_old_steps_are_run():
+    job = Job(
+        job_id="5",
+        name="",
+        attempts=(attempt(0, "preempted", 0, 0, 60), attempt(1, "running", 60, 70, None)),
+    )
+    events = [
+        *opening("5-0", 0, None),
+        event("5-0", 54, "step", 50),
+        *opening("5-1", 70, 40),
+        event("5-1", 79, "step", 45),
+    ]
+    (only,) = interruptions([job], events)
+    assert (only.recovered, only.rto_s, only.steps_lost) == (False, None, 10)
+    assert not finished([job], events)
+    phases = divided([job], events)[0].attempts[1].phases
+    assert (phases[-1].name, phases[-1].end) == ("repeat", None)
+
+
+def test_no_interruption_and_none_after_the_finish():
+    events = [*opening("5-0", 0, None), event("5-0", 5, "finished", 1)]
+    once = Job(job_id="5", name="", attempts=(attempt(0, "completed", 0, 0, 9),))
+    assert interruptions([once], events) == []
+    again = Job(
+        job_id="5",
+        name="",
+        attempts=(attempt(0, "preempted", 0, 0, 9), attempt(1, "completed", 9, 10, 12)),
+    )
+    answered = [*events, event("5-1", 10, "attempt_start"), event("5-1", 11, "exit", code=0)]
+    assert interruptions([again], answered) == []
+
+
+def test_ending_well_without_having_finished_is_an_interruption():
+    job = Job(job_id="5", name="", attempts=(attempt(0, "completed", 0, 0, 9),))
+    events = [*opening("5-0", 0, None), event("5-0", 5, "step", 1)]
+    (only,) = interruptions([job], events)
+    assert (only.kind, only.recovered, only.steps_lost) == ("exited", False, None)
+
+
+def test_without_events_sacct_alone_decides():
+    first, second = interruptions([JOB])
+    assert [first.kind, second.kind] == ["requeued", "node_fail"]
+    assert first.recovered
+    assert second.recovered
+    assert (first.at_step, first.steps_lost, first.rto_s) == (None, None, None)
+
+
+def test_a_change_of_size_is_no_restart():
+    job = Job(
+        job_id="5",
+        name="",
+        attempts=(
+            attempt(0, "resized", 0, 0, 30),
+            attempt(1, "preempted", 30, 30, 60),
+            attempt(2, "completed", 60, 70, 90),
+        ),
+    )
+    events = [
+        *opening("5-0", 0, None),
+        event("5-0", 50, "step", 40),
+        *opening("5-1", 70, 40),
+        event("5-1", 75, "first_step", 41),
+        event("5-1", 80, "finished", 50),
+    ]
+    (only,) = interruptions([job], events)
+    assert (only.attempt, only.kind, only.at_step) == (1, "preemption", 40)
+    small, large, _ = divided([job], events)[0].attempts
+    assert [(p.name, p.seconds) for p in small.phases][-2:] == [("train", 26), ("teardown", 0)]
+    assert ("train", 30) in [(p.name, p.seconds) for p in large.phases]
+
+
+def test_array_tasks_are_lines_of_their_own_and_resubmission_is_not():
+    def job(job_id, start):
+        return Job(
+            job_id=job_id, name="", attempts=(attempt(0, "completed", start, start, start + 5),)
+        )
+
+    jobs = [job("9_0", 0), job("9_1", 0), job("12_0", 50), job("33+0", 60), job("33+1", 60)]
+    found = [[life.job_id for life in chain] for chain in chains(jobs, [])]
+    assert found == [["9_0", "12_0"], ["9_1"], ["33+0"]]
+
+
+def test_a_run_outside_slurm_is_told_from_its_events():
+    events = [
+        *opening("local-0", 0, None),
+        event("local-0", 10, "exit", 5, code=75),
+        *opening("local-1", 20, 5),
+        event("local-1", 30, "finished", 9),
+    ]
+    (job,) = witnessed(events)
+    assert [attempt.kind for attempt in job.attempts] == ["requeued", "completed"]
+    assert job.attempts[0].nodes == ("n0",)
+    assert witnessed(events, known=["local"]) == []
