@@ -1,0 +1,137 @@
+"""``slurmspot sandbox``: a private, real Slurm cluster on this machine."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from slurmspot.cli import print_json
+from slurmspot.errors import NotFoundError
+from slurmspot.sandbox import Sandbox, Status
+
+_name = click.option("--name", default="default", show_default=True, help="Which sandbox.")
+_folder = click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where it lives, instead of a private folder under /tmp.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Answer in JSON on stdout.")
+
+
+@click.group(name="sandbox", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """A private, real Slurm cluster on this machine.
+
+    It has its own munge, database, controller and nodes, partitions `ondemand` and `spot`, GPUs
+    and accounting; it runs as the user who calls it and touches no other Slurm.
+    """
+
+
+@command.command()
+@_name
+@click.option("--nodes", default=4, show_default=True, help="Number of nodes.")
+@click.option("--gpus", default=4, show_default=True, help="GPUs that each node claims.")
+@click.option(
+    "--grace-s", default=15, show_default=True, help="Seconds from notice to SIGTERM (GraceTime)."
+)
+@click.option(
+    "--kill-wait-s", default=5, show_default=True, help="Seconds from SIGTERM to SIGKILL."
+)
+@_folder
+@_json
+def up(  # noqa: PLR0917 - click passes them by name
+    name: str,
+    nodes: int,
+    gpus: int,
+    grace_s: int,
+    kill_wait_s: int,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Bring a sandbox up; print what a shell needs to use it.
+
+    eval "$(slurmspot sandbox up)"
+    """
+    signal.signal(signal.SIGTERM, _stop)
+    begin = time.monotonic()
+    sandbox = Sandbox.up(
+        name,
+        nodes=nodes,
+        gpus_per_node=gpus,
+        grace_s=grace_s,
+        kill_wait_s=kill_wait_s,
+        folder=folder,
+        progress=lambda line: click.echo(f"sandbox {name}: {line}", err=True),
+    ).detach()
+    if as_json:
+        print_json(
+            {**_document(sandbox.status()), "env": sandbox.env, "seconds": time.monotonic() - begin}
+        )
+        return
+    for variable, value in sandbox.env.items():
+        click.echo(f"export {variable}={shlex.quote(value)}")
+
+
+@command.command()
+@_name
+@_folder
+def down(name: str, folder: Path | None) -> None:
+    """End every process of a sandbox and remove its folder; nothing to do is fine."""
+    try:
+        sandbox = Sandbox.open(folder or name)
+    except NotFoundError:
+        click.echo(f"sandbox {folder or name}: nothing there", err=True)
+        return
+    sandbox.down()
+    click.echo(f"sandbox {sandbox.spec.name}: down", err=True)
+
+
+@command.command()
+@_name
+@_folder
+@_json
+def status(name: str, folder: Path | None, as_json: bool) -> None:
+    """Which daemons run, and what state each node is in; exit code 1 unless all is well."""
+    sandbox = Sandbox.open(folder or name)
+    found = sandbox.status()
+    if as_json:
+        print_json({**_document(found), "env": sandbox.env})
+    else:
+        for daemon, alive in found.daemons.items():
+            state = found.nodes.get(daemon, "")
+            click.echo(f"{daemon:<10} {'running' if alive else 'dead':<8} {state}".rstrip())
+    sys.exit(0 if found.healthy else 1)
+
+
+@command.command(name="exec", context_settings={"ignore_unknown_options": True})
+@_name
+@_folder
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_(name: str, folder: Path | None, argv: tuple[str, ...]) -> None:
+    """Run a command as a client of a sandbox.
+
+    slurmspot sandbox exec -- srun -N2 hostname
+    """
+    sys.exit(Sandbox.open(folder or name).exec(argv))
+
+
+def _document(found: Status) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "folder": str(found.folder),
+        "healthy": found.healthy,
+        "daemons": dict(found.daemons),
+        "nodes": dict(found.nodes),
+    }
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    del frame
+    sys.exit(128 + signum)

@@ -1,0 +1,51 @@
+"""Pick TCP ports that nothing else on this machine uses or will be given."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from slurmspot.errors import SlurmspotError
+
+_LEAST = 10_000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+@contextmanager
+def reserved(count: int) -> Iterator[int]:
+    """The first of ``count`` consecutive ports, held until the block ends.
+
+    Outside the range from which the kernel serves outgoing connections, so that a port stays free
+    while its daemon is down. The ports are bound exclusively and then opened to ``SO_REUSEADDR``:
+    the daemons of this sandbox can listen on them at once, and a second sandbox that looks for
+    ports meanwhile finds them taken.
+
+    Raises:
+        SlurmspotError: no such run of ports is free.
+    """
+    low, high = (int(word) for word in _EPHEMERAL.read_text().split())
+    below, above = range(_LEAST, low - count), range(high + 1, 65_536 - count)
+    candidates = [*below[::count], *above[::count]]
+    random.SystemRandom().shuffle(candidates)
+    for first in candidates:
+        with ExitStack() as held:
+            try:
+                for port in range(first, first + count):
+                    _hold(held, port)
+            except OSError:
+                continue
+            yield first
+            return
+    raise SlurmspotError(
+        f"no {count} consecutive TCP ports are free",
+        fix="take down sandboxes that are no longer needed",
+    )
+
+
+def _hold(held: ExitStack, port: int) -> None:
+    keeper = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    keeper.bind(("", port))
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
