@@ -39,8 +39,7 @@ class Piece:
     def attributes(self) -> dict[str, Any]:
         """What is written beside the data, for readers of the HDF5 file alone."""
         return {
-            "tensor": self.tensor,
-            "dtype": self.dtype,
+            "dtype": np.bytes_(self.dtype),
             "global_shape": np.array(self.global_shape, np.int64),
             "offset": np.array(self.offset, np.int64),
         }
