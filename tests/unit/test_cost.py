@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from slurmspot.cost.prices import Prices, load_prices
-from slurmspot.cost.usage import gpu_hours, savings
+from slurmspot.cost.bill import gpu_hours, savings
 from slurmspot.errors import NotFoundError, UsageError
 from slurmspot.timeline.attempts import Attempt
 
@@ -86,7 +86,8 @@ def test_running_attempts_count_up_to_now():
 
 
 def test_unknown_gpus_give_no_figure():
-    assert gpu_hours([attempt(1, 8), attempt(1, None)]) is None
+    with pytest.raises(UsageError, match="how many GPUs"):
+        gpu_hours([attempt(1, 8), attempt(1, None)])
 
 
 def test_savings():

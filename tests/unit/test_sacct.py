@@ -14,6 +14,10 @@ SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 FIELDS = ["JobID", "State", "Restarts", "Submit"]
 TEXT = "JobID|State|Submit\n5|COMPLETED|2026-01-01T00:00:00\n"
 
+LOST = (
+    "sacct: error: slurm_persist_conn_open: Something happened with the receiving of localhost:6819"
+)
+
 
 class Answers:
     """A runner that answers --helpformat, then the query, and remembers what it was asked."""
@@ -54,9 +58,7 @@ def test_a_job_that_accounting_does_not_know():
     [
         ("Slurm accounting storage is disabled", SlurmError, "keeps no accounts"),
         (
-            "sacct: error: slurm_persist_conn_open: Something happened with the receiving/sending "
-            "of the persistent connection to localhost:6819: Connection refused\n"
-            "sacct: error: Problem talking to the database: Connection refused",
+            f"{LOST}\nsacct: error: Problem talking to the database: Connection refused",
             SlurmUnreachableError,
             "accounting database does not answer",
         ),

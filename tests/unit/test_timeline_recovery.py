@@ -33,7 +33,7 @@ def event(attempt, seconds, name, step=None, *, rank="0", skew=0.0, **data):
     )
 
 
-def attempt(index, kind, submit, start, end, gone=None, *, gpus=4):
+def attempt(index, kind, submit, start, end, *, gone=None, gpus=4):
     gone = end if gone is None else gone
     over = end is not None
     phases = [
@@ -71,8 +71,8 @@ JOB = Job(
     job_id="17",
     name="train",
     attempts=(
-        attempt(0, "requeued", 0, 10, 69, 70),
-        attempt(1, "node_fail", 70, 100, 135, 140),
+        attempt(0, "requeued", 0, 10, 69, gone=70),
+        attempt(1, "node_fail", 70, 100, 135, gone=140),
         attempt(2, "completed", 140, 150, 186),
     ),
 )

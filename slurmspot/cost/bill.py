@@ -6,17 +6,19 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from slurmspot.cost.prices import Prices
+from slurmspot.errors import UsageError
 from slurmspot.timeline.attempts import Attempt
+from slurmspot.timeline.records import COMMAND
 
 
-def gpu_hours(attempts: Iterable[Attempt], *, now: datetime | None = None) -> float | None:
+def gpu_hours(attempts: Iterable[Attempt], *, now: datetime | None = None) -> float:
     """GPUs times the hours they were held, from each start until the processes were gone.
 
     Args:
         now: counts attempts that still run up to here; without it they count nothing.
 
-    Returns:
-        None if sacct did not say how many GPUs an attempt that ran had.
+    Raises:
+        UsageError: sacct was not asked how many GPUs an attempt had.
     """
     total_s = 0.0
     for attempt in attempts:
@@ -24,7 +26,11 @@ def gpu_hours(attempts: Iterable[Attempt], *, now: datetime | None = None) -> fl
         if attempt.start is None or until is None:
             continue
         if attempt.gpus is None:
-            return None
+            raise UsageError(
+                "the accounts do not say how many GPUs were used",
+                why="they were saved without the field AllocTRES",
+                fix=f"save them again: {COMMAND}",
+            )
         total_s += attempt.gpus * max(0.0, (until - attempt.start).total_seconds())
     return total_s / 3600
 
