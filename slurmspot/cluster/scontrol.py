@@ -11,7 +11,7 @@ from slurmspot.cluster.command import Runner, checked, run
 from slurmspot.errors import NotFoundError, SlurmError
 from slurmspot.hostlist import expand
 
-_PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
+_PAIR = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=")
 
 
 def fields(line: str) -> dict[str, str]:

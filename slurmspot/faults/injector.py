@@ -29,10 +29,10 @@ _POLL_S = 0.2
 class Machines(Protocol):
     """Whoever can end a machine for real and start it again."""
 
-    def vanish(self, node: str) -> None:
+    def vanish(self, node: str) -> object:
         """End the machine: processes, slurmd and local disk."""
 
-    def revive(self, node: str) -> None:
+    def revive(self, node: str) -> object:
         """Start it again and make it available to Slurm."""
 
 

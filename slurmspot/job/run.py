@@ -27,8 +27,8 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from slurmspot.checkpoint import Checkpointer, RandomState
-from slurmspot.errors import CheckpointWriteError, UsageError
+from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
+from slurmspot.errors import CheckpointWriteError, SlurmspotError, UsageError
 from slurmspot.events import Clock, EventWriter, last_step
 from slurmspot.job.agreement import Agreement, Wish
 from slurmspot.job.data import Cursor
@@ -125,6 +125,7 @@ class Run:
         Raises:
             UsageError: an object cannot be saved, or the process group is missing.
         """
+        sys.excepthook = _told_plainly
         clock = clock or Clock()
         env = JobEnvironment.read()
         for name, thing in objects.items():
@@ -165,15 +166,28 @@ class Run:
         self._events.write("imports_done")
 
     def __enter__(self) -> Self:
-        """Restore the newest checkpoint that verifies, if there is one."""
+        """Restore the newest checkpoint that verifies, if there is one.
+
+        Raises:
+            MismatchedCheckpointError: it is of another model; nothing has been loaded.
+            CorruptCheckpointError: there are checkpoints, and none of them verifies.
+        """
+        try:
+            self._restore()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def _restore(self) -> None:
         if self.complete:
             self._say("already complete")
-            return self
+            return
         self._events.write("restore_begin")
         restored = self._checkpointer.restore()
         if restored is None:
             self._events.write("restore_end", step=None)
-            return self
+            return
         self.step = restored.step
         rejected = [{"step": step, "problem": problem} for step, problem in restored.rejected]
         self._events.write(
@@ -186,7 +200,6 @@ class Run:
         for item in rejected:
             self._say(f"checkpoint of step {item['step']} was rejected: {item['problem']}")
         self._say(f"resumed at step {self.step}")
-        return self
 
     def __exit__(
         self,
@@ -291,23 +304,22 @@ class Run:
         return {name: float(value) for name, value in self._logged.items()}
 
     def _boundary(self) -> None:
+        period_steps = self._env.period_steps
         remaining_s = self._listener.remaining_s()
-        wish = Wish(leave=remaining_s is not None, remaining_s=remaining_s, save=self._due())
+        wish = Wish(leave=remaining_s is not None, remaining_s=remaining_s, save=self._overdue())
         agreed = self._agreement.exchange(wish)
         failure = self._checkpointer.failed()
         if failure is not None:
             self._say(f"{failure}\n  the checkpoint before it stays good; training goes on")
         if agreed.leave:
             self._leave()
-        elif agreed.save:
+        elif agreed.save or (period_steps and self.step % period_steps == 0):
             self._save("period")
 
-    def _due(self) -> bool:
-        """Whether a periodic checkpoint is due. Rank 0 decides: clocks differ."""
-        if self._env.rank != 0:
+    def _overdue(self) -> bool:
+        """Whether the period has passed. Rank 0 decides for all: clocks differ."""
+        if self._env.period_steps or self._env.rank != 0:
             return False
-        if self._env.period_steps:
-            return self.step % self._env.period_steps == 0
         return self._clock.mono_ns() - self._last_save_ns >= self._env.period_s * _S
 
     def _save(self, trigger: str) -> None:
@@ -350,6 +362,16 @@ class Run:
         if self._env.rank == 0:
             sys.stderr.write(f"slurmspot: {text}\n")
             sys.stderr.flush()
+
+
+def _told_plainly(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """An error of ours ends the program with what happened and what to do; others as ever."""
+    if isinstance(error, SlurmspotError):
+        sys.stderr.write(f"slurmspot: {error}\n")
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _peer_lost(error: BaseException) -> bool:

@@ -1,0 +1,145 @@
+"""What the controller says, and following a job by it."""
+
+import pytest
+
+from slurmspot.cluster import scontrol
+from slurmspot.cluster.command import Output, checked
+from slurmspot.cluster.watch import follow
+from slurmspot.errors import NotFoundError, SlurmError, SlurmUnreachableError
+
+
+def answering(stdout="", stderr="", returncode=0):
+    def runner(argv, stdin=None):
+        runner.asked.append(list(argv))
+        return Output(stdout=stdout, stderr=stderr, returncode=returncode)
+
+    runner.asked = []
+    return runner
+
+
+JOB = (
+    "JobId=16 JobName=a b=c UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A Priority=1 "
+    "Account=(null) QOS=normal JobState=RUNNING Reason=None Dependency=(null) Requeue=1 "
+    "Restarts=2 BatchFlag=1 ExitCode=0:0 Partition=spot NodeList=node[0-1] BatchHost=node0\n"
+)
+
+
+def test_a_job_as_the_controller_sees_it():
+    job = scontrol.show_job("16", runner=answering(JOB))
+    assert job == scontrol.JobState(
+        job_id="16",
+        state="RUNNING",
+        reason="None",
+        nodes="node[0-1]",
+        partition="spot",
+        restarts=2,
+        user="ada",
+        name="a b=c",
+    )
+    assert not job.over
+
+
+def test_values_may_hold_spaces_and_equal_signs():
+    line = "A=1 B=two words C= Gres/x=y Trailing="
+    assert scontrol.fields(line) == {
+        "A": "1",
+        "B": "two words",
+        "C": "",
+        "Gres/x": "y",
+        "Trailing": "",
+    }
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "REQUEUED", "RESIZING", "COMPLETING"])
+def test_states_that_are_not_the_end(state):
+    assert not scontrol.JobState(job_id="1", state=state).over
+
+
+def test_an_unknown_job():
+    runner = answering(stderr="slurm_load_jobs error: Invalid job id specified", returncode=1)
+    with pytest.raises(NotFoundError, match="no job 9"):
+        scontrol.show_job("9", runner=runner)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "scontrol: fatal: Could not establish a configuration source",
+    ],
+)
+def test_a_controller_that_does_not_answer(words):
+    with pytest.raises(SlurmUnreachableError, match="does not answer") as caught:
+        checked(answering(stderr=words, returncode=1), ["scontrol", "ping"])
+    assert caught.value.exit_code == 4
+    assert words.rpartition("fatal: ")[2] in str(caught.value)
+
+
+def test_an_ordinary_user_is_told_what_an_operator_would_run():
+    runner = answering(stderr="slurm_update error: Invalid user id", returncode=1)
+    with pytest.raises(SlurmError, match="NodeName=n1 State=DOWN Reason=drill"):
+        scontrol.set_node_state("n1", "DOWN", reason="drill", runner=runner)
+
+
+def test_gpus_of_a_node_are_not_counted_twice():
+    nodes = (
+        "NodeName=a Gres=gpu:a100:4(S:0-1),shard:8 State=IDLE\n"
+        "NodeName=b Gres=gpu:2 State=IDLE\nNodeName=c Gres=(null) State=DOWN*\n"
+        "NodeName=d Gres=gpu:a100:2,gpu:h100:1 State=IDLE\n"
+    )
+    assert scontrol.node_gpus(runner=answering(nodes)) == {"a": 4, "b": 2, "c": 0, "d": 3}
+    assert scontrol.node_states(runner=answering(nodes))["c"] == "DOWN*"
+
+
+def test_a_heterogeneous_job_is_requeued_by_its_leader():
+    runner = answering()
+    scontrol.requeue("33+1", runner=runner)
+    assert runner.asked == [["scontrol", "requeue", "33"]]
+
+
+class Job:
+    """A controller whose job goes through the states given."""
+
+    def __init__(self, *states):
+        self.states = list(states)
+        self.actions = []
+
+    def __call__(self, argv, stdin=None):
+        if argv[:4] != ["scontrol", "--oneliner", "show", "job"]:
+            self.actions.append(list(argv[1:]))
+            return Output(stdout="", stderr="", returncode=0)
+        state = self.states.pop(0)
+        if state is None:
+            return Output(stdout="", stderr="Invalid job id specified", returncode=1)
+        if state == "down":
+            return Output(stdout="", stderr="Unable to contact slurm controller", returncode=1)
+        return Output(stdout=f"JobId=5 JobName=x {state}\n", stderr="", returncode=0)
+
+
+def _follow(job):
+    return [
+        (s.job.state if s.job else None, s.action)
+        for s in follow("5", runner=job, wait=lambda _: 0)
+    ]
+
+
+def test_a_job_is_followed_through_its_interruptions():
+    job = Job(
+        "JobState=PENDING Reason=BeginTime Restarts=0",  # the user's own --begin is respected
+        "JobState=RUNNING Reason=None Restarts=0",
+        "JobState=PREEMPTED Reason=None Restarts=1",
+        "down",
+        "JobState=PENDING Reason=BeginTime Restarts=1",
+        "JobState=REQUEUE_HOLD Reason=job_requeued_in_held_state Restarts=2",  # somebody's wish
+        "JobState=REQUEUE_HOLD Reason=launch_failure_limit_exceeded_requeued_held Restarts=6",
+        "JobState=COMPLETED Reason=None Restarts=6",
+    )
+    assert [state for state, _ in _follow(job)] == [
+        *["PENDING", "RUNNING", "PREEMPTED", "UNKNOWN", "PENDING"],
+        *["REQUEUE_HOLD", "REQUEUE_HOLD", "COMPLETED"],
+    ]
+    assert job.actions == [["update", "JobId=5", "StartTime=now"], ["release", "5"]]
+
+
+def test_a_job_that_slurm_has_forgotten_is_over():
+    assert _follow(Job("JobState=RUNNING Reason=None Restarts=0", None))[-1] == (None, "")
