@@ -251,7 +251,28 @@ class Sandbox:
                 self.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"])
             return state in _UP
 
-        daemons.wait_for(node, usable, self.layout, node, deadline_s=deadline_s)
+        self._await(node, usable, node, deadline_s=deadline_s)
+
+    def reset(self, *, deadline_s: float = 60.0) -> None:
+        """End every job, at once, and bring every node back to idle.
+
+        Raises:
+            SlurmspotError: that takes longer than ``deadline_s``.
+        """
+        everyone = f"--user={_user_name()}"
+        # Pending ones first, lest they start; the others need not wait out KillWait.
+        self.run(["scancel", everyone, "--state=PENDING"])
+        self.run(["scancel", everyone, "--signal=KILL", "--full"])
+        self.run(["scancel", everyone])
+        for node, state in self._node_states().items():
+            if state not in _UP:
+                self.revive(node, deadline_s=deadline_s)
+
+        def calm() -> bool:
+            jobs = self.run(["squeue", "--noheader"]).stdout
+            return not jobs.strip() and set(self._node_states().values()) == {"idle"}
+
+        self._await("a node", calm, *self.spec.node_names, deadline_s=deadline_s)
 
     def stop_controller(self) -> None:
         """SIGKILL slurmctld."""
@@ -310,6 +331,7 @@ class Sandbox:
                 lambda: self._answers("sacctmgr", "-i", "add", "cluster", spec.name),
                 "slurmdbd",
                 "mariadbd",
+                *spec.node_names,
             )
             self._start_controller()
             self._await("a node", self._all_up, *spec.node_names, "slurmctld")
@@ -346,8 +368,10 @@ class Sandbox:
     def _start(self, daemon: daemons.Daemon) -> None:
         daemons.start(daemon, self.layout, self._environ())
 
-    def _await(self, what: str, ready: Callable[[], bool], *needs: str) -> None:
-        daemons.wait_for(what, ready, self.layout, *needs)
+    def _await(
+        self, what: str, ready: Callable[[], bool], *needs: str, deadline_s: float = 30.0
+    ) -> None:
+        daemons.wait_for(what, ready, self.layout, *needs, deadline_s=deadline_s)
 
     def _answers(self, *argv: str) -> bool:
         return self.run(argv, timeout_s=30.0).returncode == 0

@@ -133,7 +133,7 @@ def wait_for(
     ready: Callable[[], bool],
     layout: Layout,
     *needs: str,
-    deadline_s: float = 30.0,
+    deadline_s: float,
 ) -> None:
     """Poll ``ready`` until it holds.
 
@@ -152,7 +152,7 @@ def wait_for(
         if dead or waited_s > deadline_s:
             verdict = f"{', '.join(dead)} ended" if dead else f"waited {deadline_s:.0f} s"
             raise SlurmspotError(
-                f"the sandbox is not up: {what} is not ready",
+                f"{what} of the sandbox is not ready",
                 why="\n       ".join([verdict, *last_words(layout, *(dead or needs))]),
             )
         time.sleep(_POLL_S)
