@@ -19,8 +19,14 @@ from slurmspot.checkpoint.objects import parts
 from slurmspot.checkpoint.random_state import RandomState
 from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.state import State, take
+from slurmspot.checkpoint.tagged import Encoded, encode
 from slurmspot.checkpoint.verify import Problem, problems_of
-from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError, SlurmspotError
+from slurmspot.errors import (
+    CheckpointWriteError,
+    CorruptCheckpointError,
+    SlurmspotError,
+    UsageError,
+)
 
 __all__ = ["Checkpointer", "Held", "RandomState", "Restored"]
 
@@ -81,12 +87,14 @@ class Checkpointer:
     ) -> None:
         self._folder = folder
         self._parts = parts(objects)
+        if keep < 1:
+            raise UsageError(f"keep={keep} would keep no checkpoint", fix="keep at least 1")
         self._keep = keep
         self._own_group = None
         if process_group is None and dist.is_available() and dist.is_initialized():
             process_group = self._own_group = dist.new_group(backend="gloo")
         self._ranks = Ranks(process_group)
-        self._per_rank = per_rank & objects.keys()
+        self._per_rank = frozenset(per_rank & objects.keys())
         self._emit = emit
         self._thread: threading.Thread | None = None
         self._failure: CheckpointWriteError | None = None
@@ -108,11 +116,11 @@ class Checkpointer:
         target = self._folder / steps.step_name(step)
         self._emit("snapshot_begin", step=step, trigger=trigger)
         self._join()
-        captures = self._capture()
+        snapshot = self._snapshot(meta)
         self._emit("snapshot_end", step=step, stall_s=time.monotonic() - begin)
         self._thread = threading.Thread(
             target=self._persist,
-            args=(step, target, captures, trigger, dict(meta)),
+            args=(step, target, snapshot, trigger),
             name="slurmspot-checkpoint",
             daemon=True,
         )
@@ -219,15 +227,18 @@ class Checkpointer:
     def _take(self, name: str) -> State:
         return take(self._key(name), self._parts[name].state())
 
-    def _capture(self) -> Callable[[], Mapping[str, saving.Capture]]:
+    def _snapshot(self, meta: Mapping[str, Any]) -> Callable[[], saving.Snapshot]:
         """Copy everything; an error is kept for the save, where every rank hears of it."""
         try:
-            captured = {name: self._capture_one(name) for name in self._parts}
+            snapshot = saving.Snapshot(
+                captures={name: self._capture(name) for name in self._parts},
+                metadata=Encoded(encode(dict(meta), "meta")),
+            )
         except Exception as error:  # noqa: BLE001 - raised again in the background
             return _raiser(error)
-        return lambda: captured
+        return lambda: snapshot
 
-    def _capture_one(self, name: str) -> saving.Capture:
+    def _capture(self, name: str) -> saving.Capture:
         return saving.Capture(
             key=self._key(name),
             state=self._take(name).copy(),
@@ -244,9 +255,8 @@ class Checkpointer:
         self,
         step: int,
         target: Path,
-        captures: Callable[[], Mapping[str, saving.Capture]],
+        snapshot: Callable[[], saving.Snapshot],
         trigger: str,
-        meta: Mapping[str, Any],
     ) -> None:
         begin = time.monotonic()
 
@@ -255,10 +265,10 @@ class Checkpointer:
             self._emit("persist_end", step=step, size_bytes=size_bytes, seconds=seconds)
 
         try:
-            saving.save(target, captures, ranks=self._ranks, metadata=meta, on_written=on_written)
+            saving.save(target, snapshot, ranks=self._ranks, on_written=on_written)
         except Exception as error:  # noqa: BLE001 - told by failed() and wait(), never lost
             self._failure = _failure(step, error)
-            self._emit("save_failed", step=step, error=str(self._failure))
+            self._emit("save_failed", step=step, error=self._failure.why)
             return
         self._failure = None
         if self._ranks.rank == 0:
@@ -290,8 +300,8 @@ class Checkpointer:
         return self._ranks.reduce(mine, first)
 
 
-def _raiser(error: Exception) -> Callable[[], Mapping[str, saving.Capture]]:
-    def get() -> Mapping[str, saving.Capture]:
+def _raiser(error: Exception) -> Callable[[], saving.Snapshot]:
+    def get() -> saving.Snapshot:
         raise error
 
     return get

@@ -85,7 +85,8 @@ class ObjectRecord:
 
     Attributes:
         scope: ``replicated`` (one copy serves all ranks), ``sharded``, or ``per_rank``.
-        fingerprints: XXH3-128 of its state; one if replicated, else one a rank.
+        fingerprints: XXH3-128 of what a rank has after a restore; one if replicated, else one a
+            rank. Of a sharded object's buffers the first rank's copy is kept, uncounted here.
     """
 
     scope: Scope

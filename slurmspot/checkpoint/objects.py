@@ -100,7 +100,7 @@ class ModulePart(Part):
         return {path: host.empty_like(tensor) for path, tensor in live.items()}
 
     def loose(self, name: str) -> set[str]:
-        """Buffers: DDP itself takes the first rank's at every forward pass."""
+        """Buffers: one copy is kept, the first rank's, as DDP does at every forward pass."""
         return {tagged.join(name, key) for key, _ in self.module.named_buffers()}
 
     def extras(self) -> dict[str, torch.Tensor | None]:

@@ -37,8 +37,26 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that one rank saves; nothing in it is shared with what training changes.
+
+    Attributes:
+        captures: every registered object's state, by its name.
+        metadata: what the caller wants kept with them, as tagged JSON; the first rank's counts.
+    """
+
+    captures: Mapping[str, Capture]
+    metadata: Encoded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Note:
-    """What the first rank must know of an object on another rank."""
+    """What the first rank must know of an object on another rank.
+
+    Attributes:
+        fingerprint: of what this rank will have after a restore.
+        agreed: of all that one copy is kept of, and that must be equal on every rank.
+    """
 
     scope: Scope
     fingerprint: str
@@ -47,22 +65,21 @@ class _Note:
 
 def save(
     target: Path,
-    captures: Callable[[], Mapping[str, Capture]],
+    snapshot: Callable[[], Snapshot],
     *,
     ranks: Ranks,
-    metadata: Mapping[str, Any],
     on_written: Callable[[int], None],
 ) -> None:
     """Write and commit ``target``, or leave nothing behind.
 
     Args:
-        captures: gives every object's state; may raise.
+        snapshot: gives this rank's part; may raise.
         on_written: called on each rank with the bytes it has made durable, before the commit.
 
     Raises:
         SlurmspotError: a rank failed; the same on every rank.
     """
-    writer = Hdf5StorageWriter(target, metadata=metadata, keep_existing=True)
+    writer = Hdf5StorageWriter(target, keep_existing=True)
     # Ranks can disagree about the buffers of a replicated model; the lowest rank's are the ones
     # that DDP goes on with, so it writes all that is replicated.
     planner = DefaultSavePlanner(
@@ -71,17 +88,19 @@ def save(
     overall: list[Metadata] = []
 
     def plan_mine() -> tuple[SavePlan, dict[str, _Note]]:
-        objects = captures()
+        mine = snapshot()
+        writer.metadata = mine.metadata
         state: dict[str, Any] = {}
-        for capture in objects.values():
+        for capture in mine.captures.values():
             state[capture.key] = Encoded(capture.state.skeleton)
             state.update(capture.state.tensors)
         planner.set_up_planner(state, is_coordinator=ranks.rank == 0)
-        return planner.create_local_plan(), {name: _note(one) for name, one in objects.items()}
+        notes = {name: _note(capture) for name, capture in mine.captures.items()}
+        return planner.create_local_plan(), notes
 
-    def plan_all(mine: list[tuple[SavePlan, dict[str, _Note]]]) -> list[SavePlan]:
-        writer.objects = _describe([notes for _, notes in mine])
-        plans, known = planner.create_global_plan([plan for plan, _ in mine])
+    def plan_all(every: list[tuple[SavePlan, dict[str, _Note]]]) -> list[SavePlan]:
+        writer.objects = _describe([notes for _, notes in every])
+        plans, known = planner.create_global_plan([plan for plan, _ in every])
         overall.append(known)
         return writer.prepare_global_plan(plans)
 
@@ -100,17 +119,13 @@ def save(
 
 
 def _note(capture: Capture) -> _Note:
-    state = capture.state
-    scope: Scope = "replicated"
+    state, loose = capture.state, capture.loose
     if capture.per_rank:
-        scope = "per_rank"
-    elif state.sharded:
-        scope = "sharded"
-    return _Note(
-        scope=scope,
-        fingerprint=state.fingerprint(),
-        agreed=state.fingerprint(without=capture.loose) if scope == "replicated" else "",
-    )
+        return _Note(scope="per_rank", fingerprint=state.fingerprint(), agreed="")
+    agreed = state.fingerprint(without=loose | state.sharded)
+    if state.sharded:
+        return _Note(scope="sharded", fingerprint=state.fingerprint(without=loose), agreed=agreed)
+    return _Note(scope="replicated", fingerprint=state.fingerprint(), agreed=agreed)
 
 
 def _describe(notes: Sequence[Mapping[str, _Note]]) -> dict[str, ObjectRecord]:

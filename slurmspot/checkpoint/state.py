@@ -36,9 +36,9 @@ class State:
         return tagged.decode(self.skeleton, self.tensors.__getitem__)
 
     @property
-    def sharded(self) -> bool:
-        """Whether ranks hold different parts of some tensor."""
-        return any(isinstance(tensor, DTensor) for tensor in self.tensors.values())
+    def sharded(self) -> frozenset[str]:
+        """Paths of the tensors of which every rank holds a part."""
+        return frozenset(path for path, one in self.tensors.items() if isinstance(one, DTensor))
 
     def fingerprint(self, *, without: Iterable[str] = ()) -> str:
         """XXH3-128, in hexadecimal, of all values and this rank's parts of all tensors."""

@@ -62,7 +62,7 @@ class Hdf5StorageWriter(StorageWriter):
     Args:
         path: the checkpoint's folder; it appears there, complete and durable, or not at all.
         step: kept in the manifest; by default what a name like ``step-00001200`` tells.
-        metadata: whatever shall be kept with it; plain data.
+        metadata: whatever shall be kept with it; plain data, or tagged JSON already.
         keep_existing: if an intact checkpoint turns out to be at ``path``, drop ours instead of
             failing.
     """
@@ -72,12 +72,12 @@ class Hdf5StorageWriter(StorageWriter):
         path: str | os.PathLike[str],
         *,
         step: int | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | tagged.Encoded | None = None,
         keep_existing: bool = False,
     ) -> None:
         super().__init__()
         self._step = step
-        self._metadata = metadata
+        self.metadata = metadata
         self._keep_existing = keep_existing
         self.objects: Mapping[str, ObjectRecord] = {}
         self.size_bytes = 0
@@ -154,7 +154,7 @@ class Hdf5StorageWriter(StorageWriter):
         document = Manifest(
             step=self._step if named is None else named,
             world_size=self._world_size,
-            metadata=tagged.encode(dict(self._metadata or {}), "metadata"),
+            metadata=tagged.encode(self.metadata or {}, "metadata"),
             objects=self.objects,
             files=tuple(files[name] for name in sorted(files)),
             values=values,

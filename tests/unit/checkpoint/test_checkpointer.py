@@ -53,7 +53,7 @@ class Training:
 
     def step(self):
         dtype = next(self.model.parameters()).dtype
-        noise = random.random() + np.random.rand()
+        noise = random.random() + np.random.rand()  # noqa: NPY002 - the global state is what is tested
         self.optimizer.zero_grad()
         (self.model(torch.randn(5, 4, dtype=dtype)).pow(2).sum() * noise).backward()
         self.optimizer.step()
@@ -157,14 +157,16 @@ def test_a_save_holds_the_values_of_its_own_step(tmp_path):
             assert gate.wait(30)
 
     checkpointer = Checkpointer(tmp_path, {"holder": holder}, emit=emit)
-    checkpointer.save(1, trigger="period", meta={})
+    meta = {"cursor": [0]}
+    checkpointer.save(1, trigger="period", meta=meta)
+    meta["cursor"][0] = 2
     tensor.fill_(2)
     array.fill(2)
     holder.state["list"][0] = 2
     gate.set()
     checkpointer.wait()
     other = Holder()
-    Checkpointer(tmp_path, {"holder": other}).restore()
+    assert Checkpointer(tmp_path, {"holder": other}).restore().meta == {"cursor": [0]}
     assert other.state["tensor"].sum() == 0
     assert other.state["view"].sum() == 0
     assert other.state["array"].sum() == 0
@@ -240,6 +242,13 @@ def test_other_registered_objects_are_a_mismatch(tmp_path):
         Checkpointer(tmp_path, {k: v for k, v in objects.items() if k != "scheduler"}).restore()
     with pytest.raises(MismatchedCheckpointError, match="scaler is not in it"):
         Checkpointer(tmp_path, {**objects, "scaler": Holder()}).restore()
+
+
+def test_an_object_of_another_kind_under_the_same_name(tmp_path):
+    save(Checkpointer(tmp_path, {"thing": Holder(a=1)}), 1)
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(MismatchedCheckpointError, match="thing was an object of another kind"):
+        Checkpointer(tmp_path, {"thing": optimizer}).restore()
 
 
 def test_an_object_that_does_not_come_back_equal_is_found_by_its_fingerprint(tmp_path):
@@ -396,6 +405,11 @@ def test_digest_tells_names_types_shapes_and_bits_apart(tmp_path):
 def test_what_cannot_be_registered(tmp_path, objects):
     with pytest.raises(UsageError):
         Checkpointer(tmp_path, objects)
+
+
+def test_keeping_nothing_is_refused(tmp_path):
+    with pytest.raises(UsageError):
+        Checkpointer(tmp_path, {}, keep=0)
 
 
 def test_a_step_too_large_for_a_name(tmp_path):

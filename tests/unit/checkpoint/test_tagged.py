@@ -55,7 +55,7 @@ def test_what_goes_in_comes_out(value):
 @pytest.mark.parametrize(
     "value",
     [
-        {1: "a", "1": "b", True: "c"},
+        {1: "a", "1": "b", None: "c", 2.5: "d"},
         {"$": "tuple", "v": [1]},
         {"a", "b"},
         frozenset({1, 2}),

@@ -1,0 +1,149 @@
+"""Forks savers that are killed, and reports what each left behind.
+
+Run as ``python killed_saver.py FOLDER``; imports once, forks for every trial. Two ways to die: at
+the n-th change that a saver makes to the disk, for every n there is (half of a write is done when
+it dies in one), and at a random moment.
+"""
+
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from slurmspot.checkpoint.checkpointer import Checkpointer
+
+SIZE = 20_000
+SAVES = 3
+
+
+class Weights:
+    """A state whose every number is the step, so that a mixture of two steps shows."""
+
+    def __init__(self):
+        self.step = 0
+        self.tensor = torch.zeros(SIZE)
+
+    def state_dict(self):
+        return {"step": self.step, "tensor": self.tensor, "more": self.tensor[:10]}
+
+    def load_state_dict(self, state):
+        self.step, self.tensor = state["step"], state["tensor"].clone()
+        assert set(state["tensor"].tolist()) == {float(self.step)}
+        assert set(state["more"].tolist()) == {float(self.step)}
+
+
+def restore(folder):
+    weights = Weights()
+    checkpointer = Checkpointer(folder, {"weights": weights}, keep=2)
+    restored = checkpointer.restore()
+    assert restored is None or (restored.step == weights.step and not restored.rejected)
+    return weights, checkpointer
+
+
+def save_on(folder, saves):
+    """Restore and save ``saves`` further steps; tell the parent of each when it is durable."""
+    weights, checkpointer = restore(folder)
+    for _ in range(saves):
+        weights.step += 1
+        weights.tensor.fill_(weights.step)
+        checkpointer.save(weights.step, trigger="period", meta={})
+        checkpointer.wait()
+        (folder / "promised").write_text(str(weights.step))
+
+
+def die_at(count):
+    """Make the count-th change of the disk the last thing this process does."""
+    left = itertools.count(count, -1)
+
+    def wrap(function):
+        def changed(*args, **options):
+            if next(left) == 0:
+                if function is real_pwrite:
+                    fd, data, offset = args
+                    function(fd, data[: len(data) // 2], offset)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **options)
+
+        return changed
+
+    real_pwrite = os.pwrite
+    for name in ("pwrite", "fsync", "rename", "mkdir", "unlink", "rmdir"):
+        setattr(os, name, wrap(getattr(os, name)))
+
+
+def fork(work):
+    """The process id of a child that does ``work`` and ends."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        torch.set_num_threads(1)
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+    return child
+
+
+def was_killed(child):
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+def step_after(folder, promised_before):
+    """The step that a new attempt finds: never less than what was promised, never wrong."""
+    promise = folder / "promised"
+    text = promise.read_text() if promise.exists() else ""
+    promised = int(text) if text else promised_before
+    weights, _ = restore(folder)
+    assert weights.step >= promised, (weights.step, promised)
+    return weights.step
+
+
+def die_everywhere(folder):
+    for count in itertools.count():
+        trial = folder / f"at-{count}"
+        trial.mkdir()
+
+        def work(trial=trial, count=count):
+            die_at(count)
+            save_on(trial, SAVES)
+
+        killed = was_killed(fork(work))
+        step_after(trial, 0)
+        if not killed:
+            return count
+        save_on(trial, 1)  # and the next attempt can save
+    return None
+
+
+def die_anywhere(folder, trials):
+    folder.mkdir()
+    generator = random.Random(1)
+    deaths = step = 0
+    for _ in range(trials):
+        child = fork(lambda: save_on(folder, 100))
+        time.sleep(generator.uniform(0.01, 0.15))
+        os.kill(child, signal.SIGKILL)
+        deaths += was_killed(child)
+        step = step_after(folder, step)
+    save_on(folder, 1)
+    return deaths, step, sorted(path.name for path in folder.glob("step-*"))
+
+
+if __name__ == "__main__":
+    root = Path(sys.argv[1])
+    everywhere = die_everywhere(root)
+    anywhere, last_step, left = die_anywhere(root / "anywhere", trials=25)
+    json.dump([everywhere, anywhere, last_step, left], sys.stdout)

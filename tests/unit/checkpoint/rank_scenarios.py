@@ -1,0 +1,217 @@
+"""What the ranks of test_ranks.py do. Every function runs on all ranks of one world."""
+
+import contextlib
+import random
+import resource
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
+from slurmspot.checkpoint.storage import Hdf5StorageReader, Hdf5StorageWriter
+from slurmspot.errors import SlurmspotError
+
+
+class Holder:
+    def __init__(self, **state):
+        self.state = state
+
+    def state_dict(self):
+        return dict(self.state)
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def build(kind):
+    """(model, optimizer): ``plain``, ``ddp`` or ``fsdp``, all with the same initial values."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Linear(10, 3))
+    if kind == "ddp":
+        model = DistributedDataParallel(model)
+    if kind == "fsdp":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def train(model, optimizer, steps, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6, generator=generator)).pow(2).sum().backward()
+        optimizer.step()
+
+
+def weights(model):
+    """The whole first weight, on every rank."""
+    weight = next(iter(model.parameters())).detach()
+    return (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).tolist()
+
+
+def start(folder, kind, **options):
+    model, optimizer = build(kind)
+    rank = dist.get_rank()
+    objects = {"model": model, "optimizer": optimizer, "random": RandomState()}
+    random.seed(100 + rank)
+    torch.manual_seed(100 + rank)
+    return model, optimizer, Checkpointer(Path(folder), objects, **options)
+
+
+def save(folder, kind, step=3):
+    model, optimizer, checkpointer = start(folder, kind)
+    # Other data on every rank: under DDP the running statistics differ between ranks.
+    train(model, optimizer, 3, seed=dist.get_rank())
+    random.random()
+    checkpointer.save(step, trigger="period", meta={"world": dist.get_world_size()})
+    after = random.random(), torch.rand(3).tolist()
+    checkpointer.wait()
+    answer = checkpointer.digest(), weights(model), after
+    checkpointer.close()
+    return answer
+
+
+def restore(folder, kind):
+    model, _, checkpointer = start(folder, kind)
+    restored = checkpointer.restore()
+    after = random.random(), torch.rand(3).tolist()
+    answer = checkpointer.digest(), weights(model), after, restored
+    checkpointer.close()
+    return answer
+
+
+def train_on(folder, kind):
+    """Restore, take three more steps, and give the digest at the end."""
+    model, optimizer, checkpointer = start(folder, kind)
+    checkpointer.restore()
+    train(model, optimizer, 3, seed=50 + dist.get_rank())
+    digest = checkpointer.digest()
+    checkpointer.close()
+    return digest
+
+
+def disk_full_on_one_rank(folder, full_rank):
+    """Save; save again with a limit on one rank; save again without. What each attempt gave."""
+    holder = Holder(t=torch.zeros(100))
+    mine = Holder(t=torch.full((10_000,), float(dist.get_rank())))
+    events = []
+    checkpointer = Checkpointer(
+        Path(folder),
+        {"shared": holder, "mine": mine},
+        per_rank=frozenset({"mine"}),
+        emit=lambda event, **data: events.append(event),
+    )
+    outcomes = []
+    for step, limited in ((1, False), (2, True), (3, False)):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        if limited and dist.get_rank() == full_rank:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        try:
+            checkpointer.save(step, trigger="period", meta={})
+            checkpointer.wait()
+            outcomes.append(None)
+        except SlurmspotError as error:
+            outcomes.append((type(error).__name__, str(error)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+    checkpointer.close()
+    return outcomes, events.count("save_failed")
+
+
+def error_of(call):
+    try:
+        call()
+    except SlurmspotError as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def save_holder(folder, per_rank):
+    """Save one object whose value is the rank."""
+    holder = Holder(rank=dist.get_rank())
+    names = frozenset({"holder"} if per_rank else ())
+    checkpointer = Checkpointer(Path(folder), {"holder": holder}, per_rank=names)
+    checkpointer.save(1, trigger="period", meta={})
+    error = error_of(checkpointer.wait)
+    checkpointer.close()
+    return error
+
+
+def restore_holder(folder):
+    holder = Holder(rank=None)
+    checkpointer = Checkpointer(Path(folder), {"holder": holder}, per_rank=frozenset({"holder"}))
+    error = error_of(checkpointer.restore)
+    checkpointer.close()
+    return error, holder.state["rank"]
+
+
+def save_what_one_rank_cannot(folder):
+    """Only the last rank's state cannot be stored; all must hear of it, and none may hang."""
+    bad = dist.get_rank() == dist.get_world_size() - 1
+    holder = Holder(value=len if bad else 1)
+    checkpointer = Checkpointer(Path(folder), {"holder": holder}, per_rank=frozenset({"holder"}))
+    checkpointer.save(1, trigger="period", meta={})
+    error = error_of(checkpointer.wait)
+    checkpointer.close()
+    return error
+
+
+def restore_another_model_on_one_rank(folder):
+    """The last rank has a wider model: nothing may be loaded anywhere."""
+    torch.manual_seed(1)
+    bad = dist.get_rank() == dist.get_world_size() - 1
+    model = nn.Linear(3, 4 if bad else 2)
+    before = model.weight.clone()
+    checkpointer = Checkpointer(Path(folder), {"model": model})
+    error = error_of(checkpointer.restore)
+    checkpointer.close()
+    return error, torch.equal(before, model.weight)
+
+
+def save_linear(folder):
+    checkpointer = Checkpointer(Path(folder), {"model": nn.Linear(3, 2)})
+    checkpointer.save(1, trigger="period", meta={})
+    error = error_of(checkpointer.wait)
+    checkpointer.close()
+    return error
+
+
+def dcp_save(path, kind):
+    """Plain dcp.save of a model's and optimizer's own state dicts."""
+    model, optimizer = build(kind)
+    train(model, optimizer, 2, seed=0)
+    state = {"model": model.state_dict(), "note": {"lr": 0.1, "shape": (1, 2)}}
+    dcp.save(state, storage_writer=Hdf5StorageWriter(path))
+    return weights(model)
+
+
+def dcp_load(path, kind):
+    model, _ = build(kind)
+    state = {"model": model.state_dict(), "note": {"lr": None, "shape": None}}
+    dcp.load(state, storage_reader=Hdf5StorageReader(path))
+    model.load_state_dict(state["model"])
+    return weights(model), state["note"]
+
+
+def train_while_saving(folder, steps):
+    """Save at every step without waiting: back-pressure and two users of gloo at once."""
+    model, optimizer, checkpointer = start(folder, "ddp", keep=2)
+    seen = {}
+    for step in range(1, steps + 1):
+        train(model, optimizer, 1, seed=step)
+        checkpointer.save(step, trigger="period", meta={"step": step})
+        with contextlib.suppress(SlurmspotError):
+            seen[step] = checkpointer.digest()
+    checkpointer.wait()
+    checkpointer.close()
+    return seen
