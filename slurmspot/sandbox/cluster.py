@@ -417,25 +417,27 @@ class Sandbox:
             UsageError: it is alive, or the folder holds something else.
         """
         record = _read_record(self.layout)
-        if record is None:
-            if any(self.layout.path.iterdir()):
-                raise UsageError(
-                    f"{self.layout.path} is not empty and holds no sandbox",
-                    fix="choose another --folder",
-                )
-            return
-        owner = record["owner"]
-        if owner is None:
-            alive = bool(processes.pids(self.layout, "slurmctld"))
-        else:
-            alive = processes.start_ticks(owner) == record["owner_started"] is not None
-        if alive:
+        if record is None and any(self.layout.path.iterdir()):
+            raise UsageError(
+                f"{self.layout.path} is not empty and holds no sandbox",
+                fix="choose another --folder",
+            )
+        if record is not None and self._is_alive(record):
+            owner = record["owner"]
             raise UsageError(
                 f"the sandbox {self.spec.name!r} is already up",
                 why=f"process {owner} owns it" if owner else f"it lives in {self.layout.path}",
                 fix=f"`slurmspot sandbox down --name {self.spec.name}`, or choose another --name",
             )
         self._wipe()
+
+    def _is_alive(self, record: Mapping[str, Any]) -> bool:
+        """Its owner lives; or, where it outlives its maker, its controller does."""
+        owner = record["owner"]
+        if owner is None:
+            return bool(processes.pids(self.layout, "slurmctld"))
+        started: int | None = record["owner_started"]
+        return started is not None and processes.start_ticks(owner) == started
 
     def _wipe(self, *, keep_logs: bool = False) -> None:
         processes.kill(self.layout)
