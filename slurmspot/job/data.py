@@ -73,6 +73,7 @@ class Cursor:
         """The epoch's batches have all been trained on."""
         self.epoch += 1
         self.batch = 0
+        self._resumed = None  # a rehearsal has put a state back that this epoch went on from
 
     def state_dict(self) -> dict[str, Any]:
         """Position and random states of this process."""

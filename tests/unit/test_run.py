@@ -1,0 +1,260 @@
+"""The run loop in one process: notices, kills, resumption, and what it says when it cannot."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from slurmspot.errors import MismatchedCheckpointError, UsageError
+from slurmspot.events import read_events
+from slurmspot.job.run import Preempted, Run
+from slurmspot.job.sampler import GlobalBatchSampler
+
+TOTAL = 30
+
+
+@pytest.fixture(autouse=True)
+def outside_slurm(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("SLURM", "RANK", "WORLD_SIZE")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURMSPOT_PERIOD_STEPS", "4")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+
+class KilledError(Exception):
+    """Stands for a kill: the loop is left without a word."""
+
+
+class Training:
+    """A little training whose every step draws random numbers and depends on the data's order."""
+
+    def __init__(self, folder, *, hidden=5, own_cursor=True, attempt=0, rehearse=False):
+        torch.manual_seed(0)
+        random.seed(0)
+        self.folder = folder
+        self.model = nn.Sequential(nn.Linear(3, hidden), nn.Dropout(0.5), nn.Linear(hidden, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        data = TensorDataset(torch.arange(39, dtype=torch.float32).view(13, 3))
+        objects = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        if own_cursor:
+            objects["sampler"] = GlobalBatchSampler(13, 2, seed=1)
+            self.loader = DataLoader(data, batch_sampler=objects["sampler"])
+        else:
+            self.loader = DataLoader(data, batch_size=2, sampler=RandomSampler(data))
+        os.environ["SLURM_JOB_ID"], os.environ["SLURM_RESTART_COUNT"] = "1", str(attempt)
+        self.run = Run.from_env(folder=folder, rehearse=rehearse, **objects)
+        self.seen = []
+
+    def go(self, *, until=None, how=None):
+        """Train; at step ``until`` be hit by signal ``how``, or killed without a word."""
+        with contextlib.suppress(KilledError), self.run as run:
+            for step, (batch,) in run.steps(self.loader, total=TOTAL):
+                loss = (self.model(batch) - random.random()).square().mean()
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                self.scheduler.step()
+                run.log(loss=loss.detach())
+                if not run.rehearsing:
+                    self.seen.append((step, batch[:, 0].tolist(), loss.item()))
+                    if step == until:
+                        self._hit(how)
+        return self
+
+    def _hit(self, how):
+        if how is None:
+            raise KilledError
+        os.kill(os.getpid(), how)
+        while self.run._listener.notice is None:
+            pass
+
+
+def finished(folder):
+    return json.loads((folder / "finished.json").read_text())
+
+
+def names(folder, attempt):
+    return [e.event for e in read_events(folder / "events") if e.attempt == attempt]
+
+
+@pytest.fixture(params=[True, False], ids=["own cursor", "replayed loader"])
+def own_cursor(request):
+    return request.param
+
+
+@pytest.fixture
+def baseline(tmp_path, own_cursor):
+    return Training(tmp_path / "baseline", own_cursor=own_cursor).go()
+
+
+def test_any_chain_of_interruptions_ends_like_none(tmp_path, own_cursor, baseline):
+    """Kills and notices, twice in one epoch, at an epoch's end (6 steps), right after a save."""
+    folder = tmp_path / "spot"
+    hits = [(1, None), (5, signal.SIGUSR1), (7, None), (12, signal.SIGTERM), (12, None), (21, None)]
+    seen = {}
+    for attempt, (until, how) in enumerate([*hits, (None, None)]):
+        training = Training(folder, own_cursor=own_cursor, attempt=attempt)
+        try:
+            training.go(until=until, how=how)
+        except Preempted as left:
+            assert left.code == 75
+            assert left.step == until
+        for step, *what in training.seen:
+            assert seen.setdefault(step, what) == what  # a repeated step is the same step
+    assert finished(folder) == finished(tmp_path / "baseline")
+    assert [[step, *what] for step, what in sorted(seen.items())] == [
+        list(one) for one in baseline.seen
+    ]
+
+
+def test_a_rehearsal_leaves_no_trace(tmp_path, baseline, own_cursor):
+    folder = tmp_path / "rehearsed"
+    with pytest.raises(Preempted):
+        Training(folder, rehearse=True, own_cursor=own_cursor).go(until=9, how=signal.SIGUSR1)
+    resumed = Training(folder, rehearse=True, own_cursor=own_cursor, attempt=1).go()
+    assert finished(folder) == finished(tmp_path / "baseline")
+    assert [list(one) for one in baseline.seen][9:] == [list(one) for one in resumed.seen]
+
+
+def test_a_notice_costs_no_step_and_is_told_in_order(tmp_path):
+    with pytest.raises(Preempted):
+        Training(tmp_path).go(until=6, how=signal.SIGUSR1)
+    events = read_events(tmp_path / "events")
+    told = [e.event for e in events if e.step == 6 and e.event != "step"]
+    assert told == [
+        *["agreed", "snapshot_begin", "snapshot_end"],
+        *["persist_end", "commit", "exit"],
+    ]
+    noticed, agreed = (next(e for e in events if e.event == n) for n in ("notice", "agreed"))
+    assert noticed.t_ns < agreed.t_ns
+    assert noticed.data == {"source": "SIGUSR1", "window_s": 60}
+    resumed = Training(tmp_path, attempt=1).go()
+    assert resumed.seen[0][0] == 7
+    first = next(e for e in read_events(tmp_path / "events") if e.event == "restore_end" and e.step)
+    assert first.step == 6
+
+
+def test_the_first_new_step_after_repeated_ones_is_told(tmp_path):
+    Training(tmp_path).go(until=8, how=None)  # step 7 was the last, step 4 is durable
+    Training(tmp_path, attempt=1).go()
+    events = [e for e in read_events(tmp_path / "events") if e.attempt == "1-1"]
+    assert [e.step for e in events if e.event == "first_step"] == [8]
+
+
+def test_a_finished_run_does_nothing_more(tmp_path, capsys):
+    Training(tmp_path).go()
+    again = Training(tmp_path, attempt=1)
+    assert again.run.complete
+    assert again.go().seen == []
+    assert "already complete" in capsys.readouterr().err
+
+
+def test_a_broken_checkpoint_is_passed_over_and_said_so(tmp_path, capsys):
+    Training(tmp_path).go(until=9, how=None)
+    newest = max((tmp_path / "checkpoints").glob("step-*8"))
+    data = newest / "rank-00000.h5"
+    raw = bytearray(data.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    data.write_bytes(raw)
+    resumed = Training(tmp_path, attempt=1).go()
+    assert resumed.seen[0][0] == 5
+    assert "checkpoint of step 8 was rejected: rank-00000.h5" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_stops_the_run_and_is_left_alone(tmp_path):
+    Training(tmp_path).go(until=5, how=None)
+    before = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    former = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(MismatchedCheckpointError, match=r"model/0\.weight"):
+        Training(tmp_path, hidden=6, attempt=1).go()
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == before
+    assert signal.getsignal(signal.SIGUSR1) is former
+    assert names(tmp_path, "1-1")[-1] == "exit"
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch, capsys):
+    """The disk is full while steps 4 and 8 are saved; the checkpoint of the start stays good."""
+    from slurmspot.checkpoint import hdf5
+
+    training = Training(tmp_path)
+    write, full = hdf5.write, True
+
+    def write_or_fail(*args, **kwargs):
+        if full and training.run.step in {4, 5, 8, 9}:
+            raise OSError(28, "No space left on device")
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(hdf5, "write", write_or_fail)
+    training.go()
+    assert "No space left on device" in capsys.readouterr().err
+    assert names(tmp_path, "1-0").count("save_failed") >= 1
+    assert finished(tmp_path)["step"] == TOTAL
+
+
+def test_what_cannot_be_saved_is_refused_at_once(tmp_path):
+    with pytest.raises(UsageError, match="loader"):
+        Run.from_env(folder=tmp_path, loader=[1, 2])
+    with pytest.raises(UsageError, match="`random`"):
+        Run.from_env(folder=tmp_path, random=nn.Linear(1, 1))
+
+
+def test_a_rank_without_a_process_group_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="init_process_group"):
+        Run.from_env(folder=tmp_path)
+
+
+def test_an_empty_loader_does_not_turn_for_ever(tmp_path):
+    with (
+        pytest.raises(UsageError, match="no batch"),
+        Run.from_env(folder=tmp_path) as run,
+    ):
+        list(run.steps([], total=3))
+
+
+def test_evaluation_can_be_left_too(tmp_path):
+    with pytest.raises(Preempted), Run.from_env(folder=tmp_path) as run:
+        for _ in run.steps(range(3)):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while True:  # an evaluation without end
+                run.check()
+
+
+SCRIPT = """
+import os, signal, sys, torch
+from torch.utils.data import DataLoader
+import slurmspot
+
+if __name__ == "__main__":
+    loader = DataLoader(torch.arange(1000), num_workers=2)
+    with slurmspot.Run.from_env(folder=sys.argv[1]) as run:
+        for step, batch in run.steps(loader):
+            if step == 5:
+                os.killpg(0, signal.SIGUSR1)
+                os.killpg(0, signal.SIGTERM)
+"""
+
+
+def test_a_signal_to_the_whole_group_spares_the_data_loader_workers(tmp_path):
+    """As Slurm does it: every process of the step gets the signal."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (75, "")
