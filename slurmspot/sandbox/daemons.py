@@ -118,7 +118,7 @@ def start(daemon: Daemon, layout: Layout, env: Mapping[str, str]) -> None:
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
     with layout.log(daemon.name).open("ab") as log:
         subprocess.run(
-            ["/usr/bin/env", "setsid", "--fork", *daemon.argv],
+            ["/usr/bin/setsid", "--fork", *daemon.argv],
             cwd=run,
             env={**env, **daemon.env},
             stdin=subprocess.DEVNULL,

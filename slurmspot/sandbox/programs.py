@@ -34,13 +34,13 @@ def search_path() -> str:
     return os.pathsep.join([own, "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
-def find() -> dict[str, str]:
-    """The full path of every program.
+def find(path: str | None = None) -> dict[str, str]:
+    """The full path of every program, looked for along ``path``, by default :func:`search_path`.
 
     Raises:
         SlurmUnreachableError: some are not installed; ``fix`` is the command that installs them.
     """
-    found = {name: shutil.which(name, path=search_path()) for name in _PACKAGES}
+    found = {name: shutil.which(name, path=path or search_path()) for name in _PACKAGES}
     missing = [name for name, path in found.items() if path is None]
     if missing:
         packages = sorted({_PACKAGES[name] for name in missing} | set(_PLUGINS))
