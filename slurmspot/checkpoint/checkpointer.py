@@ -70,7 +70,9 @@ class Checkpointer:
         keep: how many committed checkpoints to keep, at least 1.
         process_group: a gloo group that nothing else uses; None makes one of all ranks, if
             torch.distributed is initialised.
-        per_rank: names of objects whose state differs from rank to rank.
+        per_rank: names of objects whose state differs from rank to rank; random states always
+            count among them. Restored with another number of ranks, such an object needs a method
+            ``fresh_state(seed)`` for ranks that the saved run did not have.
         emit: called as ``emit(event, step=…, **data)`` with the events of
             :mod:`slurmspot.events`, also from the background thread.
     """
@@ -94,7 +96,8 @@ class Checkpointer:
         if process_group is None and dist.is_available() and dist.is_initialized():
             process_group = self._own_group = dist.new_group(backend="gloo")
         self._ranks = Ranks(process_group)
-        self._per_rank = frozenset(per_rank & objects.keys())
+        random = {name for name, thing in objects.items() if isinstance(thing, RandomState)}
+        self._per_rank = frozenset((per_rank & objects.keys()) | random)
         self._emit = emit
         self._thread: threading.Thread | None = None
         self._failure: CheckpointWriteError | None = None

@@ -8,7 +8,7 @@ locks, which network file systems often lack.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 import xxhash
-from h5py import h5d, h5p, h5s, h5t
+from h5py import h5a, h5d, h5p, h5s, h5t
 
 from slurmspot.checkpoint.dtypes import STORED_AS
 from slurmspot.checkpoint.manifest import DataFile, Dataset
@@ -36,12 +36,12 @@ class Piece:
     shape: tuple[int, ...]
 
     @property
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[bytes, np.ndarray[Any, Any]]:
         """What is written beside the data, for readers of the HDF5 file alone."""
         return {
-            "dtype": np.bytes_(self.dtype),
-            "global_shape": np.array(self.global_shape, np.int64),
-            "offset": np.array(self.offset, np.int64),
+            b"dtype": np.array(self.dtype.encode()),
+            b"global_shape": np.array(self.global_shape, np.int64),
+            b"offset": np.array(self.offset, np.int64),
         }
 
 
@@ -95,48 +95,39 @@ def structure_problems(path: Path, file: DataFile) -> list[tuple[str | None, str
 
     Call it on a file whose bytes have been verified.
     """
+    expected = {dataset.name: dataset for dataset in file.datasets}
+    found: list[str] = []
     try:
         with h5py.File(path, "r", locking=False) as root:
-            found: list[str] = []
-            root.visititems(
-                lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None
-            )
-            expected = {d.name: d for d in file.datasets}
-            problems: list[tuple[str | None, str]] = [
-                (name, "is in the file but not in the manifest")
-                for name in found
-                if name not in expected
+            root.visit(found.append)
+            misplaced = [
+                name
+                for name in expected.keys() & set(found)
+                if not _is_as_listed(h5d.open(root.id, name.encode()), expected[name])
             ]
-            for name, dataset in expected.items():
-                if name not in found:
-                    problems.append((name, "is in the manifest but not in the file"))
-                elif not _is_as_listed(root[name], dataset):
-                    problems.append((name, "is not stored as the manifest says"))
-            return problems
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         return [(None, f"is not readable as HDF5: {error}")]
+    extra = set(found) - expected.keys() - _groups(expected)
+    return [
+        *((name, "is in the file but not in the manifest") for name in sorted(extra)),
+        *(
+            (name, "is in the manifest but not in the file")
+            for name in expected.keys() - set(found)
+        ),
+        *((name, "is not stored as the manifest says") for name in misplaced),
+    ]
 
 
-def _is_as_listed(dataset: h5py.Dataset, listed: Dataset) -> bool:
-    creation = dataset.id.get_create_plist()
-    wanted = Piece(
-        tensor=listed.tensor,
-        dtype=listed.dtype,
-        global_shape=listed.global_shape,
-        offset=listed.offset,
-        shape=listed.shape,
-    ).attributes
-    attributes = dict(dataset.attrs)
+def _is_as_listed(dataset: h5d.DatasetID, listed: Dataset) -> bool:
+    creation = dataset.get_create_plist()
     return bool(
         creation.get_layout() == h5d.CONTIGUOUS
         and creation.get_nfilters() == 0
         and creation.get_external_count() == 0
-        and (dataset.id.get_offset() or 0) == listed.start
-        and dataset.id.get_storage_size() == listed.size_bytes
+        and (dataset.get_offset() or 0) == listed.start
+        and dataset.get_storage_size() == listed.size_bytes
         and dataset.dtype == np.dtype(STORED_AS[listed.dtype])
         and dataset.shape == listed.shape
-        and attributes.keys() == wanted.keys()
-        and all(np.array_equal(attributes[key], wanted[key]) for key in wanted)
     )
 
 
@@ -161,10 +152,11 @@ def _lay_out(path: Path, names: Sequence[str], pieces: Sequence[Piece]) -> list[
         for name, piece in zip(names, pieces, strict=True):
             kind = h5t.py_create(np.dtype(STORED_AS[piece.dtype]), logical=True)
             space = h5s.create_simple(piece.shape) if piece.shape else h5s.create(h5s.SCALAR)
-            dataset = h5py.Dataset(h5d.create(file.id, name.encode(), kind, space, creation, link))
+            dataset = h5d.create(file.id, name.encode(), kind, space, creation, link)
             for key, value in piece.attributes.items():
-                dataset.attrs.create(key, value)
-            starts.append(dataset.id.get_offset() or 0)
+                held = h5s.create_simple(value.shape) if value.shape else h5s.create(h5s.SCALAR)
+                h5a.create(dataset, key, h5t.py_create(value.dtype), held).write(value)
+            starts.append(dataset.get_offset() or 0)
     return starts
 
 
@@ -179,8 +171,13 @@ def _names(pieces: Sequence[Piece]) -> list[str]:
         name = "/".join(map(_quoted, piece.tensor.split("/")))
         whole = piece.shape == piece.global_shape
         names.append(name if whole else f"{name}@{','.join(map(str, piece.offset))}")
-    groups = {name[:i] for name in names for i, letter in enumerate(name) if letter == "/"}
+    groups = _groups(names)
     return [f"{name}%" if name in groups else name for name in names]
+
+
+def _groups(names: Iterable[str]) -> set[str]:
+    """Every group that datasets of these names lie in."""
+    return {name[:i] for name in names for i, letter in enumerate(name) if letter == "/"}
 
 
 def _quoted(part: str) -> str:

@@ -40,6 +40,11 @@ def copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
+def empty(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised host memory, whatever torch's default device is."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
 def empty_like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Uninitialised host memory shaped, typed and sharded like ``tensor``."""
     return torch.empty_like(tensor.detach(), device="cpu", dtype=dtype or tensor.dtype)

@@ -56,7 +56,7 @@ class Part:
             MismatchedCheckpointError: ``saved`` is the state of some other object.
         """
         del name
-        return {one.path: torch.empty(one.shape, dtype=one.dtype) for one in walk(saved)}
+        return {one.path: host.empty(one.shape, one.dtype) for one in walk(saved)}
 
     def loose(self, name: str) -> set[str]:
         """Paths of tensors that replicas may disagree about: the first rank's count."""
@@ -187,9 +187,9 @@ class OptimizerPart(Part):
                     if isinstance(parameter, DTensor) and one.shape == parameter.shape:
                         found[one.path] = host.empty_like(parameter, one.dtype)
                     else:
-                        found[one.path] = torch.empty(one.shape, dtype=one.dtype)
+                        found[one.path] = host.empty(one.shape, one.dtype)
         rest = {key: value for key, value in saved.items() if key != "state"}
-        return found | {one.path: torch.empty(one.shape, dtype=one.dtype) for one in walk(rest)}
+        return found | {one.path: host.empty(one.shape, one.dtype) for one in walk(rest)}
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         """Name to parameter, in the order of the optimizer's own numbering."""

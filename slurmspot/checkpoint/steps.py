@@ -78,10 +78,10 @@ def commit(partial: Path, target: Path, *, is_good: Callable[[Path], bool]) -> N
     try:
         partial.rename(target)
     except OSError as error:
-        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
             raise
         if is_good(target):
-            shutil.rmtree(partial)
+            remove(partial)
         else:
             remove(target)
             partial.rename(target)

@@ -314,7 +314,7 @@ def _piece(item: WriteItem) -> hdf5.Piece:
 
 
 def _read(fd: int, path: Path, dataset: Dataset) -> torch.Tensor:
-    raw = torch.empty(dataset.size_bytes, dtype=torch.uint8)
+    raw = host.empty(torch.Size([dataset.size_bytes]), torch.uint8)
     view = host.content(raw)
     done = 0
     while done < dataset.size_bytes:

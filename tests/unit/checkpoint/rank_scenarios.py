@@ -71,10 +71,13 @@ def save(folder, kind, step=3):
     # Other data on every rank: under DDP the running statistics differ between ranks.
     train(model, optimizer, 3, seed=dist.get_rank())
     random.random()
+    at_save = checkpointer.digest(), weights(model)
     checkpointer.save(step, trigger="period", meta={"world": dist.get_world_size()})
+    # Training goes on at once: none of this may reach the checkpoint.
     after = random.random(), torch.rand(3).tolist()
+    train(model, optimizer, 2, seed=dist.get_rank())
     checkpointer.wait()
-    answer = checkpointer.digest(), weights(model), after
+    answer = *at_save, after
     checkpointer.close()
     return answer
 

@@ -407,6 +407,16 @@ def test_what_cannot_be_registered(tmp_path, objects):
         Checkpointer(tmp_path, objects)
 
 
+def test_the_default_device_does_not_matter(tmp_path):
+    model = nn.Linear(2, 2)
+    save(Checkpointer(tmp_path, {"model": model, "holder": Holder(t=torch.ones(3))}), 1)
+    other, holder = nn.Linear(2, 2), Holder()
+    with torch.device("meta"):
+        Checkpointer(tmp_path, {"model": other, "holder": holder}).restore()
+    assert torch.equal(model.weight, other.weight)
+    assert holder.state["t"].tolist() == [1, 1, 1]
+
+
 def test_keeping_nothing_is_refused(tmp_path):
     with pytest.raises(UsageError):
         Checkpointer(tmp_path, {}, keep=0)

@@ -68,6 +68,17 @@ def test_a_damaged_checkpoint_is_replaced(tmp_path):
     assert names(tmp_path) == ["step-00000001"]
 
 
+def test_something_else_under_a_checkpoints_name_is_replaced(tmp_path):
+    target = tmp_path / "step-00000001"
+    (tmp_path / "elsewhere").mkdir()
+    for make in (target.touch, lambda: target.symlink_to(tmp_path / "elsewhere")):
+        make()
+        steps.commit(begun(target, "good"), target, is_good=lambda _: False)
+        assert (target / "data").read_text() == "good"
+        steps.remove(target)
+    assert names(tmp_path) == ["elsewhere"]
+
+
 def test_a_writer_whose_folder_was_taken_away_fails(tmp_path):
     target = tmp_path / "step-00000001"
     partial = begun(target, "x")
