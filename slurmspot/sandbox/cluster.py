@@ -308,6 +308,7 @@ class Sandbox:
         layout.logs.mkdir(mode=0o700)
         layout.etc.mkdir(mode=0o700)
         layout.run("mariadbd").mkdir(mode=0o700, parents=True)
+        (layout.run("mariadbd") / "init.sql").write_text("CREATE DATABASE IF NOT EXISTS slurm;\n")
         for node in spec.node_names:
             layout.local(node).mkdir(mode=0o700, parents=True)
         layout.gpu(0).parent.mkdir(mode=0o700)

@@ -68,7 +68,6 @@ def slurm_conf(spec: Spec, site: Site, features: Features) -> str:
 ClusterName={spec.name}
 SlurmctldHost={site.host}(127.0.0.1)
 SlurmctldPort={site.first_port}
-CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmUser={site.user}
 SlurmdUser={site.user}
 AuthType=auth/munge
