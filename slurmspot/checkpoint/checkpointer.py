@@ -220,7 +220,7 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for the save in flight, and let go of the process group."""
         self._join()
-        if self._own_group is not None:
+        if self._own_group is not None and dist.is_initialized():
             dist.destroy_process_group(self._own_group)
             self._own_group = None
 

@@ -94,10 +94,9 @@ class _Loading:
                 self.fresh.append(name)
                 continue
             key = self._key(name)
-            skeleton = self.manifest.values.get(key)
-            state = tagged.decode(skeleton, saved.__getitem__)
             try:
-                templates = part.templates(key, state)
+                skeleton = self.manifest.values[key]
+                templates = part.templates(key, tagged.decode(skeleton, saved.__getitem__))
             except (LookupError, TypeError, AttributeError) as error:
                 raise MismatchedCheckpointError(
                     f"{name} was an object of another kind", why=f"{type(error).__name__}: {error}"

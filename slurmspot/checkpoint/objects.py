@@ -7,6 +7,7 @@ has ``state_dict`` and ``load_state_dict`` and is taken at its word.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -163,11 +164,9 @@ class OptimizerPart(Part):
         self.optimizer.load_state_dict(raw)
         # torch casts state to the parameter's type, which loses bits of float32 moments of
         # bfloat16 parameters.
-        for name, values in state["state"].items():
-            if name not in parameters:
-                continue
+        for name in state["state"].keys() & parameters.keys():
             live = self.optimizer.state[parameters[name]]
-            for key, value in values.items():
+            for key, value in state["state"][name].items():
                 if isinstance(value, torch.Tensor) and value.dtype != live[key].dtype:
                     live[key] = value.to(live[key].device)
 
@@ -179,7 +178,7 @@ class OptimizerPart(Part):
         for key, values in saved["state"].items():
             parameter = parameters.get(key)
             live = self.optimizer.state.get(parameter, {}) if parameter is not None else {}
-            for field, value in values.items() if isinstance(values, dict) else ():
+            for field, value in (values if isinstance(values, dict) else {"": values}).items():
                 known = live.get(field)
                 for one in walk(value):
                     if isinstance(known, torch.Tensor):
@@ -270,7 +269,7 @@ def walk(value: Any) -> Iterator[Saved]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from walk(item)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque | set | frozenset):
         for item in value:
             yield from walk(item)
 

@@ -62,7 +62,9 @@ def _entries(folder: Path) -> list[Path]:
 
 def begin(target: Path) -> Path:
     """Make the folder (0700) in which the checkpoint ``target`` is written until its commit."""
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not target.parent.is_dir():
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sync(target.parent.parent)
     partial = target.with_name(f"{target.name}{_PARTIAL}{secrets.token_hex(8)}")
     partial.mkdir(mode=0o700)
     return partial

@@ -206,6 +206,20 @@ def dcp_load(path, kind):
     return weights(model), state["note"]
 
 
+def hold_and_put_back(folder, kind):
+    """Whether a throwaway step leaves no trace, with gradients and optimizer state gone again."""
+    model, optimizer, checkpointer = start(folder, kind)
+    before = checkpointer.digest(["model", "optimizer", "random"])
+    held = checkpointer.hold()
+    train(model, optimizer, 2, seed=3)
+    moved = checkpointer.digest(["model", "optimizer", "random"]) != before
+    checkpointer.put_back(held)
+    back = checkpointer.digest(["model", "optimizer", "random"]) == before
+    bare = not optimizer.state and all(p.grad is None for p in model.parameters())
+    checkpointer.close()
+    return moved, back, bare
+
+
 def train_while_saving(folder, steps):
     """Save at every step without waiting: back-pressure and two users of gloo at once."""
     model, optimizer, checkpointer = start(folder, "ddp", keep=2)

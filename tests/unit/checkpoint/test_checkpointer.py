@@ -1,5 +1,6 @@
 import random
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
@@ -125,6 +126,55 @@ def test_optimizers_of_other_kinds(tmp_path, optimizer):
     )
     fresh.restore()
     assert fresh.digest() == checkpointer.digest()
+
+
+def schedulers(optimizer):
+    schedule = torch.optim.lr_scheduler
+    return {
+        "lambda": schedule.LambdaLR(optimizer, lambda step: 0.9**step),
+        "cosine": schedule.CosineAnnealingWarmRestarts(optimizer, T_0=3),
+        "cycle": schedule.OneCycleLR(optimizer, max_lr=0.1, total_steps=20),
+        "plateau": schedule.ReduceLROnPlateau(optimizer),
+        "sequence": schedule.SequentialLR(
+            optimizer,
+            [schedule.ConstantLR(optimizer), schedule.ExponentialLR(optimizer, 0.9)],
+            milestones=[2],
+        ),
+        "scaler": torch.amp.GradScaler("cpu", init_scale=1024),
+    }
+
+
+@pytest.mark.parametrize("name", schedulers(torch.optim.SGD([torch.ones(1)])))
+def test_schedulers_and_the_scaler_come_back_equal(tmp_path, name):
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    thing = schedulers(optimizer)[name]
+    for _ in range(4):
+        if name == "scaler":
+            thing.scale(weight.sum()).backward()
+            thing.step(optimizer)
+            thing.update()
+        else:
+            optimizer.step()
+            thing.step(*([1.0] if name == "plateau" else []))
+    save(Checkpointer(tmp_path, {"thing": thing}), 1)
+    other = schedulers(torch.optim.SGD([torch.ones(1)], lr=0.1))[name]
+    Checkpointer(tmp_path, {"thing": other}).restore()
+    theirs, ours = other.state_dict(), thing.state_dict()
+    assert str(theirs) == str(ours)
+
+
+def test_tensors_anywhere_in_a_state(tmp_path):
+    state = {
+        "queue": deque([torch.ones(1), torch.zeros(2)], maxlen=4),
+        "pair": (torch.ones(3), {5: torch.ones(4), "5": torch.ones(5)}),
+        "a/b": {"%": torch.ones(6)},
+    }
+    save(Checkpointer(tmp_path, {"thing": Holder(**state)}), 1)
+    other = Holder()
+    Checkpointer(tmp_path, {"thing": other}).restore()
+    assert str(other.state) == str(state)
+    assert other.state["queue"].maxlen == 4
 
 
 def test_float32_moments_of_bfloat16_parameters_keep_their_bits(tmp_path):

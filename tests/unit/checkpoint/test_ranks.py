@@ -60,6 +60,11 @@ def test_resuming_twice_gives_the_same_end(pool, tmp_path):
     assert pool.run(2, scenario.train_on, tmp_path, "fsdp") == first
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_throwaway_step_leaves_no_trace(pool, tmp_path, kind):
+    assert pool.run(2, scenario.hold_and_put_back, tmp_path, kind) == [(True, True, True)] * 2
+
+
 @pytest.mark.parametrize("full_rank", [0, 1])
 def test_a_full_disk_on_one_rank_fails_the_save_on_all(pool, tmp_path, full_rank):
     answers = pool.run(2, scenario.disk_full_on_one_rank, tmp_path, full_rank)
