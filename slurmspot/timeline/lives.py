@@ -31,6 +31,7 @@ class Life:
         events: what its processes logged, in order of time; empty if they logged nothing.
         steps: those events that say that a step was run.
         last_step: the highest of them; None if it ran none.
+        lead: the rank whose clock measures what happens within a process: the lowest there is.
     """
 
     job_id: str
@@ -38,17 +39,20 @@ class Life:
     events: tuple[Event, ...]
     steps: tuple[Event, ...]
     last_step: int | None
+    lead: str | None
 
     @classmethod
     def of(cls, job_id: str, rows: Sequence[Attempt], events: Sequence[Event]) -> Life:
         """The life that spans ``rows`` and logged ``events``."""
         steps = tuple(event for event in events if is_step(event))
+        ranks = {event.rank for event in events if event.rank.isdecimal()}
         return cls(
             job_id=job_id,
             rows=tuple(rows),
             events=tuple(events),
             steps=steps,
             last_step=max((event.step or 0 for event in steps), default=None),
+            lead=min(ranks, key=int, default=None),
         )
 
     @property
@@ -71,12 +75,6 @@ class Life:
         """The step it went on from; 0 if there was nothing to restore, None if it never tried."""
         end = self.first("restore_end")
         return None if end is None else end.step or 0
-
-    @property
-    def lead(self) -> str | None:
-        """The rank whose clock measures what happens within a process: the lowest there is."""
-        ranks = {event.rank for event in self.events if event.rank.isdecimal()}
-        return min(ranks, key=int, default=None)
 
     def all(self, name: str) -> list[Event]:
         """Its events of one name, in order of time."""

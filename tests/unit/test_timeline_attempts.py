@@ -318,7 +318,7 @@ def test_any_legal_history_comes_back_as_itself(history, order, delimiter):
     for job_id, named, attempts in history:
         # Two readings that are both right are nobody's fault: a comma between two fields that may
         # hold one, and a line that is a record already, its nodes left empty.
-        name = named.replace(f"{delimiter}\n", "\n")
+        name = named.replace(f"{delimiter}\n", "\n").strip("\n")
         name = name.replace(",", "").strip("\n") if delimiter == "," else name
         truth = []
         for state, submit, eligible, start, end, gone in attempts:

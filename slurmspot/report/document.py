@@ -1,0 +1,121 @@
+"""What a report says, apart from how it looks: plain frozen values, made from runs.
+
+Times in a document are seconds since each run's first submission, so that runs of different days
+stand on one axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from slurmspot.cost.prices import Prices
+from slurmspot.events import Event
+from slurmspot.timeline.attempts import Job
+
+GROUPS = {
+    "waiting": ("backoff", "queue"),
+    "starting": ("startup", "imports", "setup"),
+    "restoring": ("restore",),
+    "repeating": ("repeat",),
+    "training": ("train", "run"),
+    "leaving": ("notice", "save"),
+    "ending": ("exit", "teardown"),
+}
+"""Phases that are told as one: group → names of phases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """One run, as it enters a report.
+
+    Attributes:
+        baseline: it was not interrupted, and is what the others are compared with.
+    """
+
+    label: str
+    jobs: tuple[Job, ...]
+    events: tuple[Event, ...] = ()
+    baseline: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number to read first: its name, the number, and what it is measured against."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A phase of an attempt on the common axis."""
+
+    name: str
+    start_s: float
+    end_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A moment on the common axis; ``kind`` is ``notice``, ``commit`` or ``injection``."""
+
+    kind: str
+    at_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One job on the common axis."""
+
+    label: str
+    spans: tuple[Span, ...]
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Loss against step, in order of steps."""
+
+    label: str
+    points: tuple[tuple[int, float], ...]
+    baseline: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of text. ``right`` names the columns of numbers."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A whole report.
+
+    Attributes:
+        lead: what it is about, in a few sentences.
+        shares: how the time of each run divides into the groups of phases.
+        breaks: steps at which a run was interrupted, with the kind.
+        baseline: label of the baseline, if there is one.
+        notes: what else a reader should know.
+    """
+
+    title: str
+    lead: tuple[str, ...]
+    generated: datetime
+    figures: tuple[Figure, ...]
+    lanes: tuple[Lane, ...]
+    shares: Table
+    curves: tuple[Curve, ...]
+    breaks: tuple[tuple[int, str], ...]
+    interruptions: Table
+    attempts: Table
+    prices: Prices
+    baseline: str | None
+    notes: tuple[str, ...]

@@ -1,0 +1,222 @@
+"""The timeline and report commands, on run folders and saved accounts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from slurmspot.cli import main
+from slurmspot.cluster.command import Output
+from slurmspot.errors import SlurmError
+from slurmspot.events import Clock, EventWriter
+from slurmspot.report import history
+from slurmspot.runfolder import RunFolder
+
+DATA = Path(__file__).parent.parent / "data" / "sacct"
+SACCT = DATA / "26.05" / "sacct.txt"
+
+
+def call(capsys, *argv):
+    with pytest.raises(SystemExit) as caught:
+        main([str(word) for word in argv])
+    out, err = capsys.readouterr()
+    return caught.value.code, out, err
+
+
+def seconds(text):
+    return datetime.fromisoformat(f"2026-11-29T{text}+00:00").timestamp()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder that submitted job 7, of which array task 0 was preempted once."""
+    folder = RunFolder(tmp_path / "run").create()
+    now = [0.0]
+    clock = Clock(unix_ns=lambda: int(now[0] * 1e9), mono_ns=lambda: int(now[0] * 1e9))
+
+    def log(attempt, *lines):
+        writer = EventWriter(folder.events, attempt, 0, clock)
+        for time, event, step, data in lines:
+            now[0] = seconds(time)
+            writer.write(event, step=step, **data)
+        writer.close()
+
+    log(
+        "7_0-0",
+        ("16:08:46.500", "attempt_start", None, {}),
+        ("16:08:47.000", "restore_end", None, {}),
+        ("16:08:48.000", "first_step", 1, {}),
+        ("16:08:50.000", "step", 5, {"loss": 2.0}),
+    )
+    log(
+        "7_0-1",
+        ("16:09:13.000", "attempt_start", None, {}),
+        ("16:09:14.000", "restore_end", 3, {}),
+        ("16:09:20.000", "first_step", 6, {"loss": 1.0}),
+        ("16:09:30.000", "step", 12, {"loss": 0.5}),
+        ("16:09:31.000", "finished", 12, {"digest": "d"}),
+    )
+    submitted = int(seconds("16:08:45") * 1e9)
+    folder.jobs.write_text(f'{{"job_id": "7", "submitted_ns": {submitted}}}\n{{"job_i')
+    return folder
+
+
+def test_a_file_alone(capsys):
+    code, out, _ = call(capsys, "timeline", "--sacct", SACCT, "--json", "--tz", "UTC")
+    found = json.loads(out)
+    assert code == 0
+    assert found["schema_version"] == 1
+    assert len(found["jobs"]) == 22
+    assert found["rejected_rows"] == []
+    assert found["jobs"][2]["attempts"][0]["kind"] == "preempted"
+
+
+def test_a_file_as_a_table(capsys):
+    code, out, _ = call(capsys, "timeline", "14", "--sacct", SACCT)
+    assert code == 0
+    assert "exp|lr=1e-3|é" in out
+    assert "\x1b" not in out
+
+
+def test_a_base_id_means_all_its_tasks(capsys):
+    _, out, _ = call(capsys, "timeline", "7", "--sacct", SACCT, "--json")
+    found = [job["job_id"] for job in json.loads(out)["jobs"]]
+    assert found == ["7_0", "7_1", "7_2", "7_3"]
+
+
+def test_rejected_rows_are_told(capsys, tmp_path):
+    path = tmp_path / "sacct.txt"
+    path.write_text(SACCT.read_text() + "99|broken\n")
+    code, _, err = call(capsys, "timeline", "--sacct", path)
+    assert code == 0
+    assert "line 83 was not understood: 2 fields" in err
+    _, out, _ = call(capsys, "timeline", "--sacct", path, "--json")
+    assert json.loads(out)["rejected_rows"] == [
+        {
+            "line": 83,
+            "reason": "2 fields, where the header names 12",
+            "text": "99|broken",
+        }
+    ]
+
+
+def test_a_run_joins_accounts_and_events(capsys, run):
+    code, out, _ = call(
+        capsys, "timeline", run.path, "--sacct", SACCT, "--json", "--tz", "UTC"
+    )  # fmt: skip
+    assert code == 0
+    jobs = {job["job_id"]: job for job in json.loads(out)["jobs"]}
+    assert set(jobs) == {"7_0", "7_1", "7_2", "7_3"}
+    second = jobs["7_0"]["attempts"][1]
+    assert [(p["name"], p["seconds"], p["source"]) for p in second["phases"]] == [
+        ("backoff", 21.0, "sacct"),
+        ("queue", 0.0, "sacct"),
+        ("startup", 1.0, "events"),
+        ("imports", 1.0, "events"),
+        ("repeat", 6.0, "events"),
+        ("train", 11.0, "events"),
+        ("exit", 1.0, "events"),
+        ("teardown", 0.0, "sacct"),
+    ]
+    assert {p["source"] for p in jobs["7_2"]["attempts"][0]["phases"]} == {"sacct"}
+
+
+def test_a_run_asks_the_cluster_from_its_first_submission_on(run):
+    asked = []
+
+    def runner(argv, *, stdin=None):
+        asked.append(argv)
+        text = "JobID State Submit Start End" if "--helpformat" in argv else SACCT.read_text()
+        return Output(stdout=text, stderr="", returncode=0)
+
+    found = history.of_run(run, runner=runner)
+    assert len(found.timeline.jobs) == 4
+    assert "--jobs=7" in asked[1]
+    (start,) = [word for word in asked[1] if word.startswith("--starttime=")]
+    asked_from = datetime.fromisoformat(start.partition("=")[2]).timestamp()
+    assert asked_from == seconds("16:06:45")
+
+
+def test_a_cluster_without_accounts_is_said(run):
+    def runner(argv, *, stdin=None):
+        return Output(stdout="", stderr="Slurm accounting storage is disabled", returncode=1)
+
+    with pytest.raises(SlurmError, match="keeps no accounts"):
+        history.of_run(run, runner=runner)
+
+
+def test_a_run_outside_slurm_needs_no_cluster(tmp_path):
+    folder = RunFolder(tmp_path / "run").create()
+    writer = EventWriter(folder.events, "local-0", 0)
+    writer.write("attempt_start", host="here")
+    writer.write("finished", step=3, digest="d")
+    writer.close()
+    (job,) = history.of_run(folder).timeline.jobs
+    assert [attempt.kind for attempt in job.attempts] == ["completed"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["timeline"], 2, "nothing to show"),
+        (["timeline", "nope"], 3, "neither a run folder nor a job id"),
+        (["timeline", "--sacct", "/no/such/file"], 3, "there is no file"),
+        (["timeline", "--sacct", DATA], 2, "cannot be read"),
+        (["timeline", "--sacct", "/dev/null"], 3, "is empty"),
+        (["timeline", "999", "--sacct", SACCT], 3, "knows no job 999"),
+        (["timeline", "--sacct", SACCT, "--tz", "Moon/Far"], 2, "no time zone"),
+        (["report", "/no/run", "-o", "x.html"], 3, "not a run folder"),
+    ],
+)
+def test_mistakes(capsys, argv, code, words):
+    got, out, err = call(capsys, *argv)
+    assert got == code
+    assert words in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_a_header_alone_is_nothing(capsys, tmp_path):
+    path = tmp_path / "sacct.txt"
+    path.write_text(SACCT.read_text().partition("\n")[0] + "\n")
+    code, _, err = call(capsys, "timeline", "--sacct", path)
+    assert code == 3
+    assert "holds no job" in err
+
+
+def test_a_text_that_knows_another_cluster(capsys, run):
+    code, _, err = call(capsys, "timeline", run.path, "--sacct", DATA / "22.05" / "sacct.txt")
+    assert code == 3
+    assert "knows no job of" in err
+
+
+def test_report(capsys, run, tmp_path):
+    page = tmp_path / "page.html"
+    code, out, err = call(
+        capsys, "report", run.path, "-o", page, "--sacct", SACCT, "--tz", "UTC", "--title", "<Mine>"
+    )
+    assert (code, out.strip(), err) == (0, str(page), "")
+    text = page.read_text()
+    assert "&lt;Mine&gt;" in text
+    assert "preemption" in text
+
+
+def test_report_with_bad_prices(capsys, run, tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("x")
+    code, _, err = call(capsys, "report", run.path, "-o", "x.html", "--prices", prices)
+    assert code == 2
+    assert "price file" in err
+
+
+def test_help_loads_no_template_engine():
+    script = (
+        "import sys, slurmspot.cli.report, slurmspot.cli.timeline; "
+        "sys.exit(any(m in sys.modules for m in ('jinja2', 'torch', 'pandas', 'matplotlib')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
