@@ -139,9 +139,9 @@ def parse(raw: bytes) -> Manifest:
         _refuse(f"is not of format version {FORMAT}")
     try:
         manifest = _build(document)
+        _check(manifest)
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"lacks or misuses {error}") from None
-    _check(manifest)
     return manifest
 
 

@@ -1,8 +1,11 @@
+import contextlib
 import dataclasses
 import json
 
 import pytest
 import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slurmspot.checkpoint import manifest
 from slurmspot.checkpoint.manifest import DataFile, Dataset, Manifest, ObjectRecord
@@ -125,6 +128,37 @@ def test_another_format_is_refused(change):
     body = json.dumps(document).encode()[:-1]
     seal = b',"xxh3_128":"%s"}\n' % xxhash.xxh3_128_hexdigest(body).encode()
     with pytest.raises(CorruptCheckpointError):
+        manifest.parse(body + seal)
+
+
+def nodes(value, path=()):
+    """The place of every value in a document."""
+    yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from nodes(value[key], (*path, key))
+
+
+PARSED = json.loads(manifest.dump(GOOD))
+del PARSED["xxh3_128"]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=300)
+@given(path=st.sampled_from(list(nodes(PARSED))[1:]), junk=JSON)
+def test_junk_anywhere_is_refused_or_harmless_but_never_a_crash(path, junk):
+    document = json.loads(json.dumps(PARSED))
+    holder = document
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = junk
+    body = json.dumps(document).encode()[:-1]
+    seal = b',"xxh3_128":"%s"}\n' % xxhash.xxh3_128_hexdigest(body).encode()
+    with contextlib.suppress(CorruptCheckpointError):
         manifest.parse(body + seal)
 
 
