@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -15,11 +15,11 @@ from slurmspot.errors import NotFoundError, UsageError
 from slurmspot.events import Event, read_events
 from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Job, Timeline, read_timeline
-from slurmspot.timeline.lives import witnessed
+from slurmspot.timeline.lives import by_attempt, moment, witnessed
 from slurmspot.timeline.phases import divided
 from slurmspot.timeline.records import FIELDS
 
-_MARGIN = timedelta(minutes=2)  # clocks of the login node and of the controller differ
+_MARGIN = timedelta(days=1)  # a job may have waited before the first thing known of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,8 @@ def of_run(
 ) -> History:
     """The history of a run folder.
 
-    A run that submitted no job (outside Slurm) is told from its events alone.
+    Its jobs are those that were submitted for it and those that logged into it. What ran outside
+    Slurm is told from its events alone.
 
     Args:
         sacct_file: a saved text of sacct; None asks the cluster.
@@ -50,7 +51,7 @@ def of_run(
         SlurmError: the cluster cannot be asked.
     """
     events = tuple(read_events(folder.events))
-    submitted = dict(_submitted(folder))
+    submitted = {**dict(_in_events(events)), **dict(_submitted(folder))}
     timeline = Timeline(jobs=())
     if submitted:
         text = (
@@ -141,6 +142,13 @@ def _submitted(folder: RunFolder) -> Iterator[tuple[str, datetime]]:
             yield base_id(str(job["job_id"])), time
         except (ValueError, KeyError, TypeError):
             continue
+
+
+def _in_events(events: Iterable[Event]) -> Iterator[tuple[str, datetime]]:
+    """Job ids that the event log names, each with the time of its first event."""
+    for name, logged in by_attempt(events).items():
+        if name[:1].isdecimal():
+            yield base_id(name), moment(logged[0])
 
 
 def _own(jobs: Sequence[Job], submitted: dict[str, datetime]) -> Iterator[Job]:

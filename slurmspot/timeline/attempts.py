@@ -154,13 +154,13 @@ def read_timeline(text: str, *, tz: tzinfo | None = None) -> Timeline:
         heads = sorted((row for row in rows if row.step is None), key=lambda row: row.submit)
         steps, strays = _fold(heads, [row for row in rows if row.step is not None])
         rejected += [_reject(row, f"a step of no attempt of job {job_id}") for row in strays]
-        lives = _lives(heads)
-        if len(lives) > 1:
+        namesakes = _namesakes(heads)
+        if len(namesakes) > 1:
             notes.append(
-                f"job id {job_id} was used by {len(lives)} different jobs, submitted "
-                + ", ".join(life[0].submit.isoformat() for life in lives)
+                f"job id {job_id} was used by {len(namesakes)} different jobs, submitted "
+                + ", ".join(job[0].submit.isoformat() for job in namesakes)
             )
-        jobs.extend(_job(life, steps) for life in lives)
+        jobs.extend(_job(job, steps) for job in namesakes)
     return Timeline(
         jobs=tuple(jobs),
         rejected=tuple(sorted(rejected, key=lambda row: row.line)),
@@ -191,18 +191,18 @@ def _fold(heads: Sequence[Row], steps: Iterable[Row]) -> tuple[dict[int, list[Ro
     return folded, strays
 
 
-def _lives(heads: Sequence[Row]) -> list[list[Row]]:
+def _namesakes(heads: Sequence[Row]) -> list[list[Row]]:
     """Rows of one id, cut where the id begins to mean another job.
 
     A controller that loses its state counts job ids from the start again.
     """
-    lives: list[list[Row]] = [[head] for head in heads[:1]]
+    jobs: list[list[Row]] = [[head] for head in heads[:1]]
     for before, after in pairwise(heads):
         if _same_job(before, after):
-            lives[-1].append(after)
+            jobs[-1].append(after)
         else:
-            lives.append([after])
-    return lives
+            jobs.append([after])
+    return jobs
 
 
 def _same_job(before: Row, after: Row) -> bool:

@@ -19,6 +19,7 @@ from slurmspot.timeline.attempts import Attempt, Job
 INJECTOR = "injector"
 """Attempt name under which the injector logs."""
 
+_FAR_FUTURE_NS = 2**62  # the year 2116
 _NAME = re.compile(r"(?P<job>.+)-(?P<restart>\d+)")
 
 
@@ -123,10 +124,11 @@ def chains(jobs: Iterable[Job], events: Iterable[Event]) -> list[list[Life]]:
 
 
 def by_attempt(events: Iterable[Event]) -> dict[str, list[Event]]:
-    """Events by attempt name, each in order of time."""
+    """Events by attempt name, each in order of time. Lines that make no sense are left out."""
     found: dict[str, list[Event]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.t_ns):
-        found[event.attempt].append(event)
+        if 0 <= event.t_ns < _FAR_FUTURE_NS and isinstance(event.step, int | None):
+            found[event.attempt].append(event)
     return dict(found)
 
 

@@ -106,9 +106,7 @@ def test_rejected_rows_are_told(capsys, tmp_path):
 
 
 def test_a_run_joins_accounts_and_events(capsys, run):
-    code, out, _ = call(
-        capsys, "timeline", run.path, "--sacct", SACCT, "--json", "--tz", "UTC"
-    )  # fmt: skip
+    code, out, _ = call(capsys, "timeline", run.path, "--sacct", SACCT, "--json", "--tz", "UTC")
     assert code == 0
     jobs = {job["job_id"]: job for job in json.loads(out)["jobs"]}
     assert set(jobs) == {"7_0", "7_1", "7_2", "7_3"}
@@ -126,7 +124,7 @@ def test_a_run_joins_accounts_and_events(capsys, run):
     assert {p["source"] for p in jobs["7_2"]["attempts"][0]["phases"]} == {"sacct"}
 
 
-def test_a_run_asks_the_cluster_from_its_first_submission_on(run):
+def test_a_run_asks_the_cluster_back_to_its_first_submission(run):
     asked = []
 
     def runner(argv, *, stdin=None):
@@ -139,7 +137,15 @@ def test_a_run_asks_the_cluster_from_its_first_submission_on(run):
     assert "--jobs=7" in asked[1]
     (start,) = [word for word in asked[1] if word.startswith("--starttime=")]
     asked_from = datetime.fromisoformat(start.partition("=")[2]).timestamp()
-    assert asked_from == seconds("16:06:45")
+    assert asked_from == seconds("16:08:45") - 86_400
+
+
+def test_a_run_that_was_not_launched_by_us_names_its_jobs_in_its_events(capsys, run):
+    run.jobs.unlink()
+    code, out, _ = call(capsys, "timeline", run.path, "--sacct", SACCT, "--json", "--tz", "UTC")
+    assert code == 0
+    found = {job["job_id"]: len(job["attempts"]) for job in json.loads(out)["jobs"]}
+    assert found == {"7_0": 2, "7_1": 2, "7_2": 1, "7_3": 1}
 
 
 def test_a_cluster_without_accounts_is_said(run):
