@@ -30,8 +30,6 @@ from slurmspot.errors import (
 
 __all__ = ["Checkpointer", "Held", "RandomState", "Restored"]
 
-_TIER = "remote"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
@@ -275,7 +273,7 @@ class Checkpointer:
             return
         self._failure = None
         if self._ranks.rank == 0:
-            self._emit("commit", step=step, tier=_TIER, trigger=trigger)
+            self._emit("commit", step=step, tier=steps.REMOTE, trigger=trigger)
             with contextlib.suppress(OSError):  # what cannot be removed now is removed later
                 self._prune(step)
 

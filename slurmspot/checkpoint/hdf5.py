@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,25 +72,22 @@ def write(path: Path, pieces: Sequence[Piece], data: Callable[[int], memoryview]
                     xxh3_128=xxhash.xxh3_128_hexdigest(content),
                 )
             )
-        size_bytes = os.fstat(fd).st_size
-        laid = DataFile(
-            name=path.name, size_bytes=size_bytes, rest_xxh3_128="", datasets=tuple(datasets)
+        file = DataFile(
+            name=path.name,
+            size_bytes=os.fstat(fd).st_size,
+            rest_xxh3_128="",
+            datasets=tuple(datasets),
         )
         rest = xxhash.xxh3_128()
-        for start, size in laid.gaps():
+        for start, size in file.gaps():
             rest.update(os.pread(fd, size, start))
         os.fsync(fd)
     finally:
         os.close(fd)
-    return DataFile(
-        name=path.name,
-        size_bytes=size_bytes,
-        rest_xxh3_128=rest.hexdigest(),
-        datasets=laid.datasets,
-    )
+    return replace(file, rest_xxh3_128=rest.hexdigest())
 
 
-def structure_problems(path: Path, file: DataFile) -> list[tuple[str | None, str]]:
+def structure_problems(path: Path, file: DataFile) -> Sequence[tuple[str | None, str]]:
     """(dataset or None, problem) wherever HDF5's view of the file differs from the manifest's.
 
     Call it on a file whose bytes have been verified.
@@ -108,14 +105,12 @@ def structure_problems(path: Path, file: DataFile) -> list[tuple[str | None, str
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         return [(None, f"is not readable as HDF5: {error}")]
     extra = set(found) - expected.keys() - _groups(expected)
-    return [
-        *((name, "is in the file but not in the manifest") for name in sorted(extra)),
-        *(
-            (name, "is in the manifest but not in the file")
-            for name in expected.keys() - set(found)
-        ),
-        *((name, "is not stored as the manifest says") for name in misplaced),
-    ]
+    missing = expected.keys() - set(found)
+    return sorted(
+        [(name, "is in the file but not in the manifest") for name in extra]
+        + [(name, "is in the manifest but not in the file") for name in missing]
+        + [(name, "is not stored as the manifest says") for name in misplaced]
+    )
 
 
 def _is_as_listed(dataset: h5d.DatasetID, listed: Dataset) -> bool:
@@ -182,7 +177,7 @@ def _groups(names: Iterable[str]) -> set[str]:
 
 def _quoted(part: str) -> str:
     if part in {"", ".", ".."}:
-        return "%2E" * len(part) or "%00"
+        return "%2E" * len(part) or "%2F"
     return "".join(
         f"%{ord(letter):02X}" if letter in "%@" or ord(letter) < 32 else letter for letter in part
     )

@@ -212,9 +212,8 @@ class OptimizerPart(Part):
             if theirs.keys() != ours.keys():
                 raise mismatch(
                     where,
-                    f"options {sorted(theirs.keys() - ours.keys())}",
-                    f"options {sorted(ours.keys() - theirs.keys())}",
-                    why="it was another kind of optimizer",
+                    f"with options {sorted(theirs.keys() - ours.keys())}",
+                    f"options {sorted(ours.keys() - theirs.keys())} instead",
                 )
 
 

@@ -19,6 +19,9 @@ from slurmspot.errors import UsageError
 _STEP = re.compile(r"step-(\d{8})\Z", re.ASCII)
 _PARTIAL = ".partial-"
 
+REMOTE = "remote"
+"""The tier of shared, persistent storage."""
+
 
 def step_name(step: int) -> str:
     """Name of the folder of ``step``.
@@ -44,13 +47,13 @@ def committed(folder: Path) -> dict[int, Path]:
 
 
 def partials(folder: Path) -> set[Path]:
-    """Saves that were begun and not committed, or removals not completed."""
-    return {path for path in _entries(folder) if is_partial(path)}
+    """Saves of steps that were begun and not committed, or removals not completed."""
+    return {path for path in _entries(folder) if is_partial(path) and path.name.startswith("step-")}
 
 
 def is_partial(path: Path) -> bool:
     """Whether the name says that this never was, or no longer is, a checkpoint."""
-    return step_of(Path(path.name.partition(_PARTIAL)[0])) is not None and _PARTIAL in path.name
+    return _PARTIAL in path.name
 
 
 def _entries(folder: Path) -> list[Path]:

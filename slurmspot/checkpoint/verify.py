@@ -94,7 +94,7 @@ def _report(path: Path, step: int | None, progress: Progress) -> CheckpointRepor
     return CheckpointReport(
         path=path,
         step=known.step if known and step is None else step,
-        tier="remote",
+        tier=steps.REMOTE,
         size_bytes=sum(file.size_bytes for file in known.files) if known else 0,
         problems=tuple(problems),
     )

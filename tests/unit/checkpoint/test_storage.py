@@ -98,6 +98,7 @@ def test_any_name_will_do(names, tmp_path_factory):
 
 def test_names_that_clash_as_groups(tmp_path):
     state = {"a": torch.ones(1), "a/b": torch.ones(2), "a/": torch.ones(3), "..": torch.ones(4)}
+    state |= {"a/\0": torch.ones(5), "a%": torch.ones(6), "a/%2F": torch.ones(7)}
     save(tmp_path / "c", state)
     assert verify(tmp_path / "c")[0].intact
     back = load(tmp_path / "c", {name: torch.zeros_like(one) for name, one in state.items()})
