@@ -10,9 +10,17 @@ from typing import Any
 
 import click
 
-from slurmspot.checkpoint.verify import CheckpointReport, Progress, verify
 from slurmspot.cli import print_json
-from slurmspot.errors import NotFoundError
+from slurmspot.errors import NotFoundError, UsageError
+
+try:
+    from slurmspot.checkpoint.verify import CheckpointReport, Progress, verify
+except ModuleNotFoundError as error:
+    raise UsageError(
+        f"{error.name} is not installed",
+        why="checkpoints are HDF5 files",
+        fix="pip install 'slurmspot[train]'",
+    ) from None
 
 _SHOWN = 3
 

@@ -229,6 +229,19 @@ def test_command_line_with_nothing_to_verify(tmp_path):
         assert done.exception.exit_code == 3
 
 
+def test_without_hdf5_the_command_says_what_to_install(run):
+    code = (
+        "import sys; sys.modules['h5py'] = None\n"
+        "from slurmspot.cli import main; main(['verify', sys.argv[1]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "slurmspot: h5py is not installed"
+    assert "slurmspot[train]" in done.stderr
+
+
 def test_verifying_loads_no_torch(run):
     code = (
         "import sys; from slurmspot.cli import main\n"
