@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class JobState:
         reason: why it is in that state (``BeginTime``, ``Resources``, …).
         nodes: allocated nodes, as Slurm writes the list; empty when there are none.
         restarts: how often it has been requeued.
+        out_of_time: it has run for as long as its time limit.
     """
 
     job_id: str
@@ -54,6 +56,12 @@ class JobState:
     restarts: int = 0
     user: str = ""
     name: str = ""
+    out_of_time: bool = False
+
+    @property
+    def ending(self) -> bool:
+        """Whether Slurm has already decided that this attempt ends, for whatever reason."""
+        return self.state == "COMPLETING" or self.over
 
     @property
     def over(self) -> bool:
@@ -101,7 +109,17 @@ def show_job(job_id: str, *, runner: Runner = run) -> JobState:
         restarts=int(record.get("Restarts", "0") or 0),
         user=record.get("UserId", "").partition("(")[0],
         name=record.get("JobName", ""),
+        out_of_time=math.inf > _seconds(record.get("RunTime")) >= _seconds(record.get("TimeLimit")),
     )
+
+
+def _seconds(text: str | None) -> float:
+    """Seconds of ``[days-]hours:minutes:seconds``; infinite for UNLIMITED and what is missing."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text or "")
+    if match is None:
+        return math.inf
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def requeue(job_id: str, *, runner: Runner = run) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from slurmspot.cluster import scontrol
 from slurmspot.cluster.command import Runner, run
-from slurmspot.errors import SlurmError, SlurmspotError
+from slurmspot.errors import NotFoundError, SlurmError, SlurmspotError
 from slurmspot.events import Event, EventWriter, read_events
 from slurmspot.runfolder import RunFolder
 from slurmspot.settings import JobEnvironment
@@ -107,13 +107,19 @@ def finish(exit_code: int, job: JobEnvironment, *, runner: Runner = run) -> int:
     _say(f"{decision.reason}: {'requeue' if decision.requeue else 'end'}")
     if not decision.requeue:
         return decision.exit_code
-    if folder is not None:
-        log = EventWriter(folder.events, job.attempt, "batch")
-        log.write("requeue_asked", exit_code=exit_code)
-        log.close()
     try:
+        now = scontrol.show_job(job.job_id, runner=runner)
+        if now.ending and not now.out_of_time:
+            # Cancelled, and a requeue would bring back what somebody has ended; or preempted or
+            # its node lost, and then Slurm itself requeues it.
+            _say("Slurm is ending this attempt already: left to it")
+            return decision.exit_code
+        if folder is not None:
+            log = EventWriter(folder.events, job.attempt, "batch")
+            log.write("requeue_asked", exit_code=exit_code)
+            log.close()
         scontrol.requeue(job.job_id, runner=runner)
-    except SlurmError as error:
+    except (SlurmError, NotFoundError) as error:
         # Slurm itself requeues a job that it has preempted or whose node it has lost; then this
         # one comes too late, or is refused because the job is on its way out already.
         _say(str(error))

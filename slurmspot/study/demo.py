@@ -21,8 +21,8 @@ from typing import Any
 from slurmspot.cluster import scontrol, submit
 from slurmspot.cluster.spec import Spec
 from slurmspot.cluster.watch import Sighting, follow
+from slurmspot.cost.bill import gpu_hours, savings
 from slurmspot.cost.prices import Prices, load_prices
-from slurmspot.cost.usage import gpu_hours, savings
 from slurmspot.errors import SlurmspotError
 from slurmspot.events import last_step
 from slurmspot.faults.injector import Injection, Injector

@@ -64,22 +64,25 @@ def test_only_a_new_step_made_durable_counts_as_progress():
 
 
 class Cluster:
-    """Answers scontrol and remembers what it was asked."""
+    """A controller with one job in a given state; remembers what it was asked to do."""
 
-    def __init__(self, returncode=0):
-        self.asked = []
-        self.returncode = returncode
+    def __init__(self, state="RUNNING"):
+        self.done = []
+        self.state = state
 
     def __call__(self, argv, stdin=None):
-        self.asked.append(list(argv))
-        return Output(stdout="", stderr="Job is no longer pending", returncode=self.returncode)
+        if "show" in argv:
+            text = f"JobId=7 JobState={self.state}\n"
+            return Output(stdout=text, stderr="", returncode=0)
+        self.done.append(list(argv))
+        return Output(stdout="", stderr="Job is no longer pending", returncode=1)
 
 
 def test_a_refused_requeue_leaves_the_job_to_slurm(tmp_path):
-    cluster = Cluster(returncode=1)
+    cluster = Cluster()
     job = JobEnvironment(run=tmp_path, job_id="7_0", restart=2)
     assert requeue.finish(WANTS_REQUEUE, job, runner=cluster) == WANTS_REQUEUE
-    assert cluster.asked == [["scontrol", "requeue", "7_0"]]
+    assert cluster.done == [["scontrol", "requeue", "7_0"]]
 
 
 def test_the_budget_is_read_from_the_run_s_own_log(tmp_path):
@@ -90,17 +93,35 @@ def test_the_budget_is_read_from_the_run_s_own_log(tmp_path):
         log.close()
     cluster = Cluster()
     assert requeue.finish(137, job, runner=cluster) == 137
-    assert cluster.asked == []
+    assert cluster.done == []
 
 
 def test_an_error_of_a_rank_in_this_attempt_ends_the_job(tmp_path):
     log = EventWriter(tmp_path / "events", "7-1", 1)
     log.write("exit", code=1, error="ValueError('lr')")
     log.close()
-    cluster = Cluster(returncode=1)
+    cluster = Cluster()
     attempt = JobEnvironment(run=tmp_path, job_id="7", restart=1)
     assert requeue.finish(PEER_LOST, attempt, runner=cluster) == PEER_LOST
-    assert cluster.asked == []
+    assert cluster.done == []
     later = JobEnvironment(run=tmp_path, job_id="7", restart=2)
     requeue.finish(PEER_LOST, later, runner=cluster)
-    assert cluster.asked == [["scontrol", "requeue", "7"]]
+    assert cluster.done == [["scontrol", "requeue", "7"]]
+
+
+@pytest.mark.parametrize(
+    ("state", "requeued"),
+    [
+        ("RUNNING RunTime=00:01:00 TimeLimit=1-00:00:00", True),
+        ("COMPLETING RunTime=00:01:00 TimeLimit=1-00:00:00", False),
+        ("COMPLETING RunTime=00:01:00 TimeLimit=UNLIMITED", False),
+        ("CANCELLED RunTime=00:01:00 TimeLimit=1-00:00:00", False),
+        ("COMPLETING RunTime=00:01:03 TimeLimit=00:01:00", True),
+    ],
+)
+def test_what_slurm_ends_is_left_to_it_unless_time_ran_out(tmp_path, state, requeued):
+    """A cancelled job shows as COMPLETING: to requeue it would bring back what somebody ended."""
+    cluster = Cluster(state)
+    job = JobEnvironment(run=tmp_path, job_id="7")
+    assert requeue.finish(WANTS_REQUEUE, job, runner=cluster) == WANTS_REQUEUE
+    assert bool(cluster.done) == requeued
