@@ -18,7 +18,13 @@ _INTERVAL_S = 5.0
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--interval-s", type=float, default=_INTERVAL_S, show_default=True)
+@click.option(
+    "--interval-s",
+    type=click.FloatRange(min=0.1),
+    default=_INTERVAL_S,
+    show_default=True,
+    help="Seconds between two looks at the job.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON at the end.")
 def command(run: Path, interval_s: float, as_json: bool) -> int:
     """Follow RUN to its end, and lift Slurm's requeue backoff whenever it comes back.
