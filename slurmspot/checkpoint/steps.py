@@ -80,24 +80,36 @@ def commit(partial: Path, target: Path, *, is_good: Callable[[Path], bool]) -> N
     dropped. If it exists and is damaged, ours takes its place.
     """
     sync(partial)
-    try:
-        partial.rename(target)
-    except OSError as error:
-        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-            raise
+    while not _renamed(partial, target):
         if is_good(target):
             remove(partial)
-        else:
-            remove(target)
-            partial.rename(target)
+            break
+        remove(target)
     sync(target.parent)
 
 
+def _renamed(partial: Path, target: Path) -> bool:
+    """Whether ``partial`` could take the name ``target``, which is free then."""
+    try:
+        partial.rename(target)
+    except OSError as error:
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+            return False
+        raise
+    return True
+
+
 def remove(path: Path) -> None:
-    """Remove a checkpoint or a partial one: it first loses its name, then its files."""
+    """Remove a checkpoint or a partial one: it first loses its name, then its files.
+
+    That another process removes it as well does no harm.
+    """
     if not is_partial(path):
         doomed = path.with_name(f"{path.name}{_PARTIAL}{secrets.token_hex(8)}")
-        path.rename(doomed)
+        try:
+            path.rename(doomed)
+        except FileNotFoundError:
+            return
         sync(path.parent)
         path = doomed
     if path.is_dir() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""Forks savers that are killed, and reports what each left behind.
+"""Forks savers that are killed or race each other, and reports what they left behind.
 
 Run as ``python killed_saver.py FOLDER``; imports once, forks for every trial. Two ways to die: at
 the n-th change that a saver makes to the disk, for every n there is (half of a write is done when
@@ -142,8 +142,18 @@ def die_anywhere(folder, trials):
     return deaths, step, sorted(path.name for path in folder.glob("step-*"))
 
 
+def race(folder, writers):
+    """Several processes save the same steps at once; whether all of them were content."""
+    folder.mkdir()
+    children = [fork(lambda: save_on(folder, 15)) for _ in range(writers)]
+    content = not any([was_killed(child) for child in children])
+    assert step_after(folder, 15) >= 15
+    return content
+
+
 if __name__ == "__main__":
     root = Path(sys.argv[1])
     everywhere = die_everywhere(root)
     anywhere, last_step, left = die_anywhere(root / "anywhere", trials=25)
-    json.dump([everywhere, anywhere, last_step, left], sys.stdout)
+    content = race(root / "race", writers=3)
+    json.dump([everywhere, anywhere, last_step, left, content], sys.stdout)

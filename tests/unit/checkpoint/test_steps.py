@@ -68,6 +68,19 @@ def test_a_damaged_checkpoint_is_replaced(tmp_path):
     assert names(tmp_path) == ["step-00000001"]
 
 
+def test_a_checkpoint_that_another_process_removes_meanwhile_is_made_anew(tmp_path):
+    target = tmp_path / "step-00000001"
+    steps.commit(begun(target, "first"), target, is_good=lambda _: True)
+
+    def vanishes(path):
+        steps.remove(path)
+        return False
+
+    steps.commit(begun(target, "second"), target, is_good=vanishes)
+    assert (target / "data").read_text() == "second"
+    assert names(tmp_path) == ["step-00000001"]
+
+
 def test_something_else_under_a_checkpoints_name_is_replaced(tmp_path):
     target = tmp_path / "step-00000001"
     (tmp_path / "elsewhere").mkdir()
