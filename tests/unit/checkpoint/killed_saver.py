@@ -38,17 +38,21 @@ class Weights:
         assert set(state["more"].tolist()) == {float(self.step)}
 
 
-def restore(folder):
+def fresh(folder):
     weights = Weights()
-    checkpointer = Checkpointer(folder, {"weights": weights}, keep=2)
+    return weights, Checkpointer(folder, {"weights": weights}, keep=2)
+
+
+def restore(folder):
+    weights, checkpointer = fresh(folder)
     restored = checkpointer.restore()
     assert restored is None or (restored.step == weights.step and not restored.rejected)
     return weights, checkpointer
 
 
-def save_on(folder, saves):
-    """Restore and save ``saves`` further steps; tell the parent of each when it is durable."""
-    weights, checkpointer = restore(folder)
+def save_on(folder, saves, begin=restore):
+    """Save ``saves`` further steps; tell the parent of each when it is durable."""
+    weights, checkpointer = begin(folder)
     for _ in range(saves):
         weights.step += 1
         weights.tensor.fill_(weights.step)
@@ -145,10 +149,10 @@ def die_anywhere(folder, trials):
 def race(folder, writers):
     """Several processes save the same steps at once; whether all of them were content."""
     folder.mkdir()
-    children = [fork(lambda: save_on(folder, 15)) for _ in range(writers)]
-    content = not any([was_killed(child) for child in children])
-    assert step_after(folder, 15) >= 15
-    return content
+    children = [fork(lambda: save_on(folder, 15, fresh)) for _ in range(writers)]
+    killed = [was_killed(child) for child in children]
+    assert step_after(folder, 15) == 15
+    return not any(killed)
 
 
 if __name__ == "__main__":
