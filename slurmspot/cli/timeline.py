@@ -18,6 +18,7 @@ from slurmspot.report.history import History
 from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Attempt
 
+_SHORTEST_S = 0.05  # a phase that would read 0.0 s is not shown
 _JOB_ID = re.compile(r"\d+(?:_(?:\d+|\[.*\])|\+\d+)?")
 
 
@@ -121,7 +122,7 @@ def text(found: History, *, bold: bool) -> str:
         for attempt in job.attempts
         if any(phase.source == "events" for phase in attempt.phases)
         for phase in attempt.phases
-        if phase.seconds != 0
+        if phase.seconds is None or phase.seconds >= _SHORTEST_S
     ]
     if divided:
         phases = table.render(["JOB", "#", "PHASE", "TOOK"], divided, right="# TOOK", bold=bold)

@@ -58,23 +58,24 @@ def _sacct(runner: Runner, options: Sequence[str]) -> str:
     if output.returncode == 0 and (output.stdout.strip() or not words):
         return output.stdout
     words = words or output.stdout.strip() or "no reason given"
+    why = words.splitlines()[-1].removeprefix("sacct: error: ")
     if any(sign in words for sign in _OFF):
         raise SlurmError(
             "this cluster keeps no accounts, so past attempts cannot be told apart",
-            why=words,
+            why=why,
             fix="set AccountingStorageType=accounting_storage/slurmdbd in slurm.conf, "
             "or give a saved text with --sacct FILE",
         )
     if any(sign in words for sign in _NO_DATABASE):
         raise SlurmUnreachableError(
             "Slurm's accounting database does not answer",
-            why=words,
+            why=why,
             fix="check slurmdbd with `sacctmgr ping`; or give a saved text with --sacct FILE",
         )
     if "configuration source" in words or "slurm.conf" in words:
         raise SlurmUnreachableError(
             "this machine does not know its Slurm cluster",
-            why=words.splitlines()[-1],
+            why=why,
             fix="run this on a login node, or set SLURM_CONF; or give --sacct FILE",
         )
-    raise SlurmError("sacct refused", why=words)
+    raise SlurmError("sacct refused", why=why)
