@@ -53,6 +53,7 @@ def command(
     price_list = load_prices(prices)
     zone = time_zone(tz)
     folders = list(dict.fromkeys(path.absolute() for path in (baseline, *runs) if path))
+    names = [folder.name for folder in folders]
     notes: list[str] = []
     reports = []
     for folder in folders:
@@ -60,7 +61,7 @@ def command(
         notes += found.timeline.notes
         reports.append(
             RunReport(
-                label=folder.name,
+                label=folder.name if names.count(folder.name) == 1 else str(folder),
                 jobs=found.timeline.jobs,
                 events=found.events,
                 baseline=baseline is not None and folder == baseline.absolute(),

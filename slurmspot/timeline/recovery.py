@@ -105,7 +105,7 @@ def _interruption(chain: Sequence[Life], index: int, injected: Sequence[Event]) 
         notice_to_durable_s=_durable_s(life, notice) if notice else None,
         notice_to_exit_s=_exit_s(life, notice) if notice else None,
         requeue_wait_s=_wait_s(future),
-        inject=_cause(life, injected),
+        inject=_cause(life, future, injected),
     )
 
 
@@ -195,9 +195,10 @@ def _wait_s(future: Sequence[Life]) -> float | None:
     return max(0.0, (future[0].start - row.submit).total_seconds())
 
 
-def _cause(life: Life, injected: Sequence[Event]) -> Event | None:
-    """The last injection within the life."""
-    until = None if life.gone is None else life.gone + _INJECTION_SLACK
+def _cause(life: Life, future: Sequence[Life], injected: Sequence[Event]) -> Event | None:
+    """The last injection within the life; a little after it, if no other has begun by then."""
+    ends = [life.gone + _INJECTION_SLACK] if life.gone else []
+    until = min([*ends, *(run.start for run in future[:1])], default=None)
     causes = [
         event
         for event in injected

@@ -127,6 +127,23 @@ def test_a_warned_and_an_unwarned_interruption():
     assert finished([JOB], EVENTS)
 
 
+def test_an_injection_belongs_to_the_attempt_it_hit():
+    job = Job(
+        job_id="5",
+        name="",
+        attempts=(attempt(0, "preempted", 0, 0, 60), attempt(1, "preempted", 60, 62, 90)),
+    )
+    hits = [
+        event("injector", 63, "inject", kind="early"),
+        event("injector", 70, "inject", kind="kill"),
+        event("injector", 92, "inject", kind="late"),
+    ]
+    first, second = interruptions([job], hits)
+    assert first.inject is None
+    assert second.inject.data["kind"] == "late"
+    assert interruptions([job], hits[:2])[1].inject.data["kind"] == "kill"
+
+
 def test_phases_divide_the_run_without_gaps():
     (job,) = divided([JOB], EVENTS)
     lengths = [
