@@ -15,7 +15,7 @@ from slurmspot.errors import NotFoundError, UsageError
 from slurmspot.events import Event, read_events
 from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Job, Timeline, read_timeline
-from slurmspot.timeline.lives import by_attempt, moment, witnessed
+from slurmspot.timeline.lives import by_attempt, moment, sensible, witnessed
 from slurmspot.timeline.phases import divided
 from slurmspot.timeline.records import FIELDS
 
@@ -50,7 +50,7 @@ def of_run(
         NotFoundError, UsageError: the text cannot be used, or knows none of the run's jobs.
         SlurmError: the cluster cannot be asked.
     """
-    events = tuple(read_events(folder.events))
+    events = tuple(sensible(read_events(folder.events)))
     submitted = {**dict(_in_events(events)), **dict(_submitted(folder))}
     timeline = Timeline(jobs=())
     if submitted:

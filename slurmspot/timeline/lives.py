@@ -124,12 +124,19 @@ def chains(jobs: Iterable[Job], events: Iterable[Event]) -> list[list[Life]]:
 
 
 def by_attempt(events: Iterable[Event]) -> dict[str, list[Event]]:
-    """Events by attempt name, each in order of time. Lines that make no sense are left out."""
+    """Events by attempt name, each in order of time."""
     found: dict[str, list[Event]] = defaultdict(list)
-    for event in sorted(events, key=lambda event: event.t_ns):
-        if 0 <= event.t_ns < _FAR_FUTURE_NS and isinstance(event.step, int | None):
-            found[event.attempt].append(event)
+    for event in sensible(events):
+        found[event.attempt].append(event)
     return dict(found)
+
+
+def sensible(events: Iterable[Event]) -> list[Event]:
+    """Events in order of time, without those whose time or step cannot be one."""
+    return sorted(
+        (e for e in events if 0 <= e.t_ns < _FAR_FUTURE_NS and isinstance(e.step, int | None)),
+        key=lambda event: event.t_ns,
+    )
 
 
 def witnessed(events: Iterable[Event], *, known: Iterable[str] = ()) -> list[Job]:

@@ -6,8 +6,8 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from slurmspot.cost.prices import Prices, load_prices
 from slurmspot.cost.bill import gpu_hours, savings
+from slurmspot.cost.prices import Prices, load_prices
 from slurmspot.errors import NotFoundError, UsageError
 from slurmspot.timeline.attempts import Attempt
 

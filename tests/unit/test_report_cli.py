@@ -212,6 +212,22 @@ def test_report(capsys, run, tmp_path):
     assert "preemption" in text
 
 
+def test_events_that_make_no_sense_do_no_harm(capsys, run, tmp_path):
+    log = run.events / "7_0-0" / "0.jsonl"
+    nonsense = [
+        '{"t_ns": 1e40, "mono_ns": 0, "event": "commit", "step": 3}',
+        '{"t_ns": -5, "mono_ns": 0, "event": "step", "step": 3}',
+        '{"t_ns": 1796000000000000000, "mono_ns": 0, "event": "step", "step": "three"}',
+        '{"t_ns": 1796000000000000000, "mono_ns": 0, "event": "step", "step": 4, "loss": [1]}',
+        '{"t_ns": 17, "mono',
+    ]
+    log.write_text(log.read_text() + "\n".join(nonsense))
+    page = tmp_path / "page.html"
+    code, _, err = call(capsys, "report", run.path, "-o", page, "--sacct", SACCT, "--tz", "UTC")
+    assert (code, err) == (0, "")
+    assert "preemption" in page.read_text()
+
+
 def test_report_with_bad_prices(capsys, run, tmp_path):
     prices = tmp_path / "prices.toml"
     prices.write_text("x")
