@@ -13,7 +13,7 @@ Event names and what belongs to each (besides ``t_ns``, ``mono_ns``, ``event``, 
 ``restore_begin``    -
 ``restore_end``      step restored (null: nothing to restore), tier, seconds, rejected (list of
                      {step, problem}: newer checkpoints that did not verify)
-``step``             thinned to one a second; loss if logged
+``step``             rank 0 only, thinned to one a second; loss if logged
 ``first_step``       the first step that no earlier attempt had run; repeated (steps done twice)
 ``notice``           source (SIGUSR1, SIGTERM, …), window_s
 ``agreed``           the step at which all ranks save
@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 _BEAT = struct.Struct("<qqq")  # step, t_ns, mono_ns
+_STEP = b'"event":"step"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,16 +129,18 @@ class EventWriter:
         os.close(self._beat)
 
 
-def read_events(events: Path) -> list[Event]:
+def read_events(events: Path, *, steps: bool = True) -> list[Event]:
     """All events under a run's ``events`` folder, in order of time.
 
-    Torn and foreign lines are skipped. The beat of each rank comes back as one more ``step``
-    event when it is newer than the last one logged.
+    Torn and foreign lines are skipped. The beat of each rank comes back as one more ``step`` event.
+
+    Args:
+        steps: False leaves the ``step`` events out, by far the most, without parsing them.
     """
     found: list[Event] = []
     for log in sorted(events.glob("*/*.jsonl")):
-        found.extend(_read_log(log))
-    for beat in sorted(events.glob("*/*.beat")):
+        found.extend(_read_log(log, steps=steps))
+    for beat in sorted(events.glob("*/*.beat")) if steps else ():
         found.extend(_read_beat(beat))
     found.sort(key=lambda event: event.t_ns)
     return found
@@ -159,8 +162,10 @@ def last_step(events: Path, *, before_attempt: str | None = None) -> int | None:
     return max(steps, default=None)
 
 
-def _read_log(path: Path) -> Iterator[Event]:
+def _read_log(path: Path, *, steps: bool) -> Iterator[Event]:
     for raw in path.read_bytes().split(b"\n"):
+        if not raw or (not steps and _STEP in raw):
+            continue
         try:
             line = json.loads(raw)
             yield Event(

@@ -130,9 +130,16 @@ def requeue(job_id: str, *, runner: Runner = run) -> None:
     checked(runner, ["scontrol", "requeue", job_id.partition("+")[0]])
 
 
+# A node refuses a job whose credential is not newer, in whole seconds, than the moment at which it
+# killed the attempt before ("Job credential revoked"), and the job ends FAILED for good. Slurm's
+# own backoff of about 121 s keeps clear of that; so does this, with room for clocks that differ.
+SAFE_BACKOFF_S = 3
+
+
 def lift_backoff(job_id: str, *, runner: Runner = run) -> None:
-    """Let a requeued job start at once instead of after Slurm's backoff (about 121 s)."""
-    checked(runner, ["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
+    """Let a requeued job start in a few seconds instead of after Slurm's backoff (about 121 s)."""
+    start = f"StartTime=now+{SAFE_BACKOFF_S}"
+    checked(runner, ["scontrol", "update", f"JobId={job_id}", start])
 
 
 def release(job_id: str, *, runner: Runner = run) -> None:

@@ -46,9 +46,10 @@ def follow(
     run ends. Slurm's own requeue backoff is lifted, and a job that Slurm holds for having been
     requeued too often is released; both are the owner's right.
     """
+    lifted: set[int] = set()  # restarts whose backoff has been lifted: again would put it off
     while True:
         try:
-            sighting = _look(job_id, runner)
+            sighting = _look(job_id, runner, lifted)
         except SlurmUnreachableError as error:
             sighting = Sighting(
                 job=JobState(job_id=job_id, state="UNKNOWN"), action=error.why or error.what
@@ -59,18 +60,20 @@ def follow(
         wait(interval_s)
 
 
-def _look(job_id: str, runner: Runner) -> Sighting:
+def _look(job_id: str, runner: Runner, lifted: set[int]) -> Sighting:
     try:
         job = scontrol.show_job(job_id, runner=runner)
     except NotFoundError:
         return Sighting(job=None)
-    return Sighting(job=job, action=_help_along(job, runner))
+    return Sighting(job=job, action=_help_along(job, runner, lifted))
 
 
-def _help_along(job: JobState, runner: Runner) -> str:
+def _help_along(job: JobState, runner: Runner, lifted: set[int]) -> str:
+    waits = job.state == "PENDING" and job.reason == "BeginTime"
     try:
-        if job.state == "PENDING" and job.reason == "BeginTime" and job.restarts:
+        if waits and job.restarts and job.restarts not in lifted:
             scontrol.lift_backoff(job.job_id, runner=runner)
+            lifted.add(job.restarts)
             return "backoff lifted"
         if _LAUNCH_LIMIT in job.reason.replace("_", " "):  # never a hold that a person asked for
             scontrol.release(job.job_id, runner=runner)

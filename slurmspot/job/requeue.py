@@ -64,13 +64,12 @@ def decide(exit_code: int, *, finished: bool, failed: str | None, crashes: int) 
     return Decision(True, WANTS_REQUEUE, death)
 
 
-def own_failure(events: Iterable[Event], attempt: str) -> str | None:
-    """The error with which a rank of ``attempt`` ended by its own fault, or None."""
-    for event in events:
-        if event.event == "exit" and event.attempt == attempt:
-            code = event.data.get("code")
-            if code not in (0, None, WANTS_REQUEUE, PEER_LOST):
-                return f"rank {event.rank} failed: {event.data.get('error') or f'exit {code}'}"
+def own_failure(exits: Iterable[Event]) -> str | None:
+    """The error with which a rank ended by its own fault, or None."""
+    for event in exits:
+        code = event.data.get("code")
+        if code not in (0, None, WANTS_REQUEUE, PEER_LOST):
+            return f"rank {event.rank} failed: {event.data.get('error') or f'exit {code}'}"
     return None
 
 
@@ -97,11 +96,15 @@ def _death(number: int) -> str:
 def finish(exit_code: int, job: JobEnvironment, *, runner: Runner = run) -> int:
     """Carry the decision out; return the batch script's exit code."""
     folder = None if job.run is None else RunFolder(job.run)
-    events = [] if folder is None else read_events(folder.events)
+    events = [] if folder is None else read_events(folder.events, steps=False)
+    exits = [e for e in events if e.event == "exit" and e.attempt == job.attempt]
+    if any(event.data.get("code") == WANTS_REQUEUE for event in exits):
+        # All ranks have saved; when the first one leaves, srun may kill the others before they do.
+        exit_code = WANTS_REQUEUE
     decision = decide(
         exit_code,
         finished=folder is not None and folder.finished.exists(),
-        failed=own_failure(events, job.attempt),
+        failed=own_failure(exits),
         crashes=crashes_without_progress(events),
     )
     _say(f"{decision.reason}: {'requeue' if decision.requeue else 'end'}")

@@ -295,7 +295,7 @@ class Run:
         now_ns = self._clock.mono_ns()
         if self.step == self._furthest + 1:
             self._events.write("first_step", step=self.step)
-        if now_ns - self._last_step_event_ns >= _STEP_EVENT_NS:
+        if self._env.rank == 0 and now_ns - self._last_step_event_ns >= _STEP_EVENT_NS:
             self._last_step_event_ns = now_ns
             self._events.write("step", step=self.step, **self._values())
         self._events.beat(self.step)

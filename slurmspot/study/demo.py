@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ from slurmspot.events import last_step
 from slurmspot.faults.injector import Injection, Injector
 from slurmspot.job.rank import RankCommand
 from slurmspot.report import history
+from slurmspot.report.compose import build_document
+from slurmspot.report.document import RunReport
 from slurmspot.report.history import History
+from slurmspot.report.html import write_html
 from slurmspot.report.table import duration, render
 from slurmspot.runfolder import RunFolder
 from slurmspot.sandbox import Sandbox
@@ -121,6 +125,22 @@ def demo(
         spot = _carry_out(folders["spot"], plan.spec("spot", "spot"), plan.hits, say, sandbox)
     summary = summarise(baseline, spot, slurm_version=version, prices=price_list)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    reports = [
+        RunReport(
+            label=name,
+            jobs=run.history.timeline.jobs,
+            events=run.history.events,
+            baseline=name == "baseline",
+        )
+        for name, run in (("baseline", baseline), ("spot", spot))
+    ]
+    document = build_document(
+        "The same training twice: undisturbed, and interrupted three times",
+        reports,
+        generated=datetime.now().astimezone(),
+        prices=price_list,
+    )
+    write_html(document, out / "report.html")
     return summary, problems(summary, plan)
 
 

@@ -72,6 +72,15 @@ def test_the_beat_knows_the_last_step_before_a_kill(tmp_path):
     ]
 
 
+def test_the_many_steps_can_be_left_out(tmp_path):
+    writer = EventWriter(tmp_path, "1-0", 0)
+    writer.write("step", step=1)
+    writer.write("commit", step=1)
+    writer.beat(2)
+    assert [e.event for e in read_events(tmp_path, steps=False)] == ["commit"]
+    assert [e.event for e in read_events(tmp_path)] == ["step", "commit", "step"]
+
+
 def test_a_full_disk_is_counted_and_does_not_stop_the_run(tmp_path):
     writer = EventWriter(tmp_path, "1-0", 0)
     full = os.open("/dev/full", os.O_WRONLY)

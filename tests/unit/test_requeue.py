@@ -3,7 +3,7 @@
 import pytest
 
 from slurmspot.cluster.command import Output
-from slurmspot.events import Event, EventWriter
+from slurmspot.events import Event, EventWriter, read_events
 from slurmspot.job import requeue
 from slurmspot.job.requeue import (
     MAX_CRASHES,
@@ -83,6 +83,16 @@ def test_a_refused_requeue_leaves_the_job_to_slurm(tmp_path):
     job = JobEnvironment(run=tmp_path, job_id="7_0", restart=2)
     assert requeue.finish(WANTS_REQUEUE, job, runner=cluster) == WANTS_REQUEUE
     assert cluster.done == [["scontrol", "requeue", "7_0"]]
+
+
+def test_ranks_that_srun_killed_after_the_save_count_as_saved(tmp_path):
+    log = EventWriter(tmp_path / "events", "7-0", 1)
+    log.write("exit", code=WANTS_REQUEUE)
+    log.close()
+    job = JobEnvironment(run=tmp_path, job_id="7")
+    assert requeue.finish(143, job, runner=Cluster()) == WANTS_REQUEUE
+    asked = next(e for e in read_events(tmp_path / "events") if e.event == "requeue_asked")
+    assert asked.data["exit_code"] == WANTS_REQUEUE
 
 
 def test_the_budget_is_read_from_the_run_s_own_log(tmp_path):

@@ -130,15 +130,19 @@ def test_a_job_is_followed_through_its_interruptions():
         "JobState=PREEMPTED Reason=None Restarts=1",
         "down",
         "JobState=PENDING Reason=BeginTime Restarts=1",
+        "JobState=PENDING Reason=BeginTime Restarts=1",  # lifted already: again would put it off
+        "JobState=RUNNING Reason=None Restarts=1",
+        "JobState=PENDING Reason=BeginTime Restarts=2",
         "JobState=REQUEUE_HOLD Reason=job_requeued_in_held_state Restarts=2",  # somebody's wish
         "JobState=REQUEUE_HOLD Reason=launch_failure_limit_exceeded_requeued_held Restarts=6",
         "JobState=COMPLETED Reason=None Restarts=6",
     )
     assert [state for state, _ in _follow(job)] == [
-        *["PENDING", "RUNNING", "PREEMPTED", "UNKNOWN", "PENDING"],
+        *["PENDING", "RUNNING", "PREEMPTED", "UNKNOWN", "PENDING", "PENDING", "RUNNING", "PENDING"],
         *["REQUEUE_HOLD", "REQUEUE_HOLD", "COMPLETED"],
     ]
-    assert job.actions == [["update", "JobId=5", "StartTime=now"], ["release", "5"]]
+    lift = ["update", "JobId=5", "StartTime=now+3"]
+    assert job.actions == [lift, lift, ["release", "5"]]
 
 
 def test_a_job_that_slurm_has_forgotten_is_over():
