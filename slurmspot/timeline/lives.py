@@ -77,6 +77,16 @@ class Life:
         end = self.first("restore_end")
         return None if end is None else end.step or 0
 
+    @property
+    def notice(self) -> Event | None:
+        """The first warning that its capacity goes away.
+
+        When a node is lost, Slurm ends the processes on the other nodes by SIGTERM: that comes
+        after the loss and warns of nothing.
+        """
+        late = {"SIGTERM"} if self.kind == "node_fail" else set()
+        return next((e for e in self.all("notice") if e.data.get("source") not in late), None)
+
     def all(self, name: str) -> list[Event]:
         """Its events of one name, in order of time."""
         return [event for event in self.events if event.event == name]

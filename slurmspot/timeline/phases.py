@@ -90,7 +90,7 @@ def _marks(life: Life, furthest: int) -> list[tuple[str, datetime]]:
     def last(name: str) -> Event | None:
         return next(iter(life.all(name)[-1:]), None)
 
-    notice = life.first("notice")
+    notice = life.notice
     repeats = life.restored is not None and life.restored < furthest
     durable = [e for e in life.all("commit") if notice and e.data.get("trigger") == "notice"]
     begins: list[tuple[str, Event | None]] = [

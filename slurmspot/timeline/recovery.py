@@ -88,7 +88,7 @@ def _interruption(chain: Sequence[Life], index: int, injected: Sequence[Event]) 
     life, past, future = chain[index], chain[: index + 1], chain[index + 1 :]
     ran = [run for run in past if run.steps]
     furthest = max((run.last_step or 0 for run in ran), default=0)
-    notice = life.first("notice")
+    notice = life.notice
     news = _first_news(future, furthest)
     restored = next((run.restored for run in future if run.restored is not None), None)
     lost, rpo_s = (None, None) if restored is None else _lost(past, restored)
@@ -113,7 +113,7 @@ def _kind(life: Life) -> str:
     kind = {"preempted": "preemption", "completed": "exited"}.get(life.kind, life.kind)
     if kind not in {"requeued", "failed"} or life.lead is None:
         return kind
-    if life.first("notice"):
+    if life.notice:
         return "preemption"
     codes = [event.data.get("exit_code") for event in life.all("requeue_asked")]
     died = any(isinstance(code, int) and code >= _KILLED for code in codes)

@@ -310,3 +310,23 @@ def test_a_run_outside_slurm_is_told_from_its_events():
     assert [attempt.kind for attempt in job.attempts] == ["requeued", "completed"]
     assert job.attempts[0].nodes == ("n0",)
     assert witnessed(events, known=["local"]) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "warned"), [("SIGTERM", False), ("SIGUSR1", True), ("aws", True)]
+)
+def test_the_sigterm_that_follows_a_lost_node_is_no_warning(source, warned):
+    job = Job(
+        job_id="5",
+        name="",
+        attempts=(attempt(0, "node_fail", 0, 0, 60), attempt(1, "completed", 60, 70, 80)),
+    )
+    events = [
+        *opening("5-0", 0, None),
+        event("5-0", 54, "step", 50),
+        event("5-0", 60, "notice", 50, rank="1", source=source, window_s=5),
+        *opening("5-1", 70, 40),
+        event("5-1", 79, "finished", 60),
+    ]
+    (found,) = interruptions([job], events)
+    assert (found.notice, found.steps_lost) == (warned, 10)
