@@ -7,17 +7,15 @@ one, is neither needed nor touched. Nothing of it is worth keeping, so everythin
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import pwd
 import secrets
 import shutil
 import socket
-import stat
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,12 +24,11 @@ from typing import Any, Self
 
 from slurmspot.cluster import command
 from slurmspot.errors import NotFoundError, SlurmspotError, UsageError
-from slurmspot.sandbox import config, daemons, ports, processes, programs
+from slurmspot.sandbox import config, daemons, folders, ports, processes, programs
 from slurmspot.sandbox.config import Site
 from slurmspot.sandbox.spec import Layout, Spec
 from slurmspot.settings import MASTER_ADDR_VAR
 
-_FORMAT = 1
 _UP = frozenset({"idle", "mixed", "allocated", "completing"})
 # Variables by which a shell inside another cluster, or another job, would mislead Slurm's commands.
 _FOREIGN = (
@@ -75,9 +72,10 @@ class Sandbox:
     As a context manager it is taken down at the end of the block.
     """
 
-    def __init__(self, spec: Spec, layout: Layout) -> None:
+    def __init__(self, spec: Spec, layout: Layout, first_port: int) -> None:
         self.spec = spec
         self.layout = layout
+        self._first_port = first_port
 
     @cached_property
     def _programs(self) -> dict[str, str]:
@@ -119,10 +117,10 @@ class Sandbox:
             grace_s=grace_s,
             kill_wait_s=kill_wait_s,
         )
-        layout = Layout(Path(folder).absolute() if folder else _private_base() / name)
+        layout = Layout(Path(folder).absolute() if folder else folders.private_base() / name)
         programs.find()  # before anything is touched
-        sandbox = cls(spec, layout)
-        with _locked(layout.path):
+        with folders.locked(layout.path), ports.reserved(config.port_count(spec)) as first_port:
+            sandbox = cls(spec, layout, first_port)
             sandbox._clear_remains()
             try:
                 sandbox._build(progress or (lambda _line: None))
@@ -139,15 +137,15 @@ class Sandbox:
             NotFoundError: there is none.
         """
         text = str(name_or_folder)
-        layout = Layout(Path(text).absolute() if "/" in text else _private_base() / text)
-        record = _read_record(layout)
+        layout = Layout(Path(text).absolute() if "/" in text else folders.private_base() / text)
+        record = folders.read_record(layout)
         if record is None:
             raise NotFoundError(
                 f"there is no sandbox {text!r}",
                 why=f"{layout.record} does not exist",
                 fix="bring one up with `slurmspot sandbox up`",
             )
-        return cls(Spec(**record["spec"]), layout)
+        return cls(Spec(**record["spec"]), layout, record["first_port"])
 
     @classmethod
     def current(cls, environ: Mapping[str, str]) -> Self | None:
@@ -160,7 +158,7 @@ class Sandbox:
 
     def down(self) -> None:
         """End every process and remove the folder. Does nothing where nothing is left."""
-        with _locked(self.layout.path):
+        with folders.locked(self.layout.path):
             self._remove()
 
     def detach(self) -> Self:
@@ -233,7 +231,7 @@ class Sandbox:
         """
         killed = processes.kill(self.layout, self._known(node))
         for folder in (self.layout.local(node), self.layout.run(node)):
-            _empty(folder)
+            folders.empty(folder)
         return killed
 
     def revive(self, node: str, *, deadline_s: float = 60.0) -> None:
@@ -297,70 +295,74 @@ class Sandbox:
         """SIGKILL slurmdbd and its database, start them again, and wait until they answer."""
         self.stop_accounting()
         self._start_accounting()
-        self._await("slurmdbd", lambda: self._answers("sacctmgr", "-n", "show", "cluster"))
+        self._await_accounting("-n", "show", "cluster")
 
     # ---------------------------------------------------------------- how
 
     def _build(self, progress: Callable[[str], None]) -> None:
         layout, spec = self.layout, self.spec
-        user, host = _user_name(), socket.gethostname().split(".")[0]
         self._write_record(owner=os.getpid())
-        layout.logs.mkdir(mode=0o700)
-        layout.etc.mkdir(mode=0o700)
-        layout.run("mariadbd").mkdir(mode=0o700, parents=True)
-        (layout.run("mariadbd") / "init.sql").write_text("CREATE DATABASE IF NOT EXISTS slurm;\n")
-        for node in spec.node_names:
-            layout.local(node).mkdir(mode=0o700, parents=True)
-        layout.gpu(0).parent.mkdir(mode=0o700)
-        for index in range(spec.gpus_per_node):
-            # Slurm asks only that it be a character device, and that needs no root.
-            layout.gpu(index).symlink_to("/dev/null")
-        _write_private(layout.munge_key, secrets.token_bytes(1024))
+        for folder in (
+            layout.logs,
+            layout.etc,
+            layout.run("mariadbd"),
+            layout.gpu(0).parent,
+            *map(layout.local, spec.node_names),
+        ):
+            folder.mkdir(mode=0o700, parents=True)
+        self._configure()
 
-        with ports.reserved(config.port_count(spec)) as first_port:
-            self._configure(Site(layout=layout, host=host, user=user, first_port=first_port))
-            progress("starting munge and MariaDB")
-            self._start(daemons.munged(self._programs, layout))
-            self._set_up_database(user)
-            self._start_accounting()
-            self._await("munge", lambda: daemons.listening(layout.munge_socket), "munged")
-            progress(f"starting Slurm with {spec.nodes} nodes")
-            for node in spec.node_names:
-                self._start(daemons.slurmd(self._programs, node))
-            self._await(
-                "slurmdbd",
-                lambda: self._answers("sacctmgr", "-i", "add", "cluster", spec.name),
-                "slurmdbd",
-                "mariadbd",
-                *spec.node_names,
-            )
-            self._start_controller()
-            self._await("a node", self._all_up, *spec.node_names, "slurmctld")
+        progress("starting munge and MariaDB")
+        self._start(daemons.munged(self._programs, layout))
+        self._set_up_database()
+        self._start_accounting()
+        self._await("munge", lambda: daemons.accepts(layout.munge_socket), "munged")
+        progress(f"starting Slurm with {spec.nodes} nodes")
+        for node in spec.node_names:
+            self._start(daemons.slurmd(self._programs, node))
+        self._await_accounting("-i", "add", "cluster", spec.name)
+        self._start_controller()
+        self._await("a node", self._all_up, *spec.node_names, "slurmctld")
         progress("up")
 
-    def _configure(self, site: Site) -> None:
-        features = programs.features(self._programs, site.host)
-        for name, text in (
-            ("slurm.conf", config.slurm_conf(self.spec, site, features)),
-            ("gres.conf", config.gres_conf(self.spec, site)),
-            ("cgroup.conf", config.cgroup_conf(features)),
-            ("slurmdbd.conf", config.slurmdbd_conf(site)),
+    def _configure(self) -> None:
+        spec, layout = self.spec, self.layout
+        host = socket.gethostname().split(".")[0]
+        site = Site(layout=layout, host=host, user=_user_name(), first_port=self._first_port)
+        features = programs.features(self._programs, host)
+        for name, content in (
+            ("slurm.conf", config.slurm_conf(spec, site, features).encode()),
+            ("gres.conf", config.gres_conf(spec, site).encode()),
+            ("cgroup.conf", config.cgroup_conf(features).encode()),
+            ("slurmdbd.conf", config.slurmdbd_conf(site).encode()),
+            (layout.munge_key.name, secrets.token_bytes(1024)),
         ):
-            _write_private(self.layout.etc / name, text.encode())
+            folders.write_private(layout.etc / name, content)
+        for index in range(spec.gpus_per_node):
+            # Slurm asks only that it be a character device, and a link to one needs no root.
+            layout.gpu(index).symlink_to("/dev/null")
 
-    def _set_up_database(self, user: str) -> None:
-        done = command.run(daemons.database_setup(self._programs, self.layout, user))
+    def _set_up_database(self) -> None:
+        folders.write_private(self.layout.database_init, b"CREATE DATABASE IF NOT EXISTS slurm;\n")
+        done = command.run(daemons.database_setup(self._programs, self.layout, _user_name()))
         self.layout.log("mariadb-install-db").write_text(done.stdout + done.stderr)
         if done.returncode:
             raise SlurmspotError(
-                "the sandbox is not up: MariaDB could not lay out its tables",
+                "MariaDB of the sandbox could not lay out its tables",
                 why="\n       ".join(daemons.last_words(self.layout, "mariadb-install-db")),
             )
 
     def _start_accounting(self) -> None:
         self._start(daemons.mariadbd(self._programs, self.layout, _user_name()))
-        self._await("MariaDB", lambda: daemons.listening(self.layout.database_socket), "mariadbd")
+        self._await("MariaDB", lambda: daemons.accepts(self.layout.database_socket), "mariadbd")
         self._start(daemons.slurmdbd(self._programs, self.layout))
+
+    def _await_accounting(self, *question: str) -> None:
+        def answers() -> bool:
+            listening = ports.listening(config.slurmdbd_port(self._first_port))
+            return listening and self._answers("sacctmgr", *question)
+
+        self._await("slurmdbd", answers, "slurmdbd", "mariadbd", *self.spec.node_names)
 
     def _start_controller(self) -> None:
         self._start(daemons.slurmctld(self._programs))
@@ -378,7 +380,7 @@ class Sandbox:
         return self.run(argv, timeout_s=30.0).returncode == 0
 
     def _controller_answers(self) -> bool:
-        return self._answers("sinfo", "--noheader")
+        return ports.listening(self._first_port) and self._answers("sinfo", "--noheader")
 
     def _all_up(self) -> bool:
         states = self._node_states()
@@ -404,12 +406,13 @@ class Sandbox:
 
     def _write_record(self, *, owner: int | None) -> None:
         record = {
-            "format": _FORMAT,
+            "format": folders.RECORD_FORMAT,
             "spec": dataclasses.asdict(self.spec),
+            "first_port": self._first_port,
             "owner": owner,
             "owner_started": processes.start_ticks(owner) if owner else None,
         }
-        _write_private(self.layout.record, json.dumps(record, indent=2).encode())
+        folders.write_private(self.layout.record, json.dumps(record, indent=2).encode())
 
     def _clear_remains(self) -> None:
         """Remove what a cluster without a living owner left here.
@@ -417,7 +420,7 @@ class Sandbox:
         Raises:
             UsageError: it is alive, or the folder holds something else.
         """
-        record = _read_record(self.layout)
+        record = folders.read_record(self.layout)
         if record is None and any(self.layout.path.iterdir()):
             raise UsageError(
                 f"{self.layout.path} is not empty and holds no sandbox",
@@ -445,86 +448,13 @@ class Sandbox:
         shutil.rmtree(self.layout.failed_logs, ignore_errors=True)
         if keep_logs and self.layout.logs.is_dir():
             self.layout.logs.rename(self.layout.failed_logs)
-        _empty(self.layout.path)
+        folders.empty(self.layout.path)
 
     def _remove(self, *, keep_logs: bool = False) -> None:
         self._wipe(keep_logs=keep_logs)
         self.layout.path.rmdir()
         with suppress(OSError):  # other sandboxes still live beside it
-            _private_base().rmdir()
-
-
-def _private_base() -> Path:
-    """Where this user's sandboxes lie: short, for the sake of socket paths, and private.
-
-    Raises:
-        UsageError: someone else has made it.
-    """
-    base = Path(f"/tmp/slurmspot-{os.geteuid()}")  # noqa: S108 - made private and checked below
-    base.mkdir(mode=0o700, exist_ok=True)
-    found = base.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise UsageError(
-            f"{base} is not a private folder of this user",
-            why="someone else made it, or its mode is not 0700",
-            fix="remove it, or choose another place with --folder",
-        )
-    return base
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Make ``folder`` and keep every other ``up`` and ``down`` away from it.
-
-    The kernel drops the lock when its holder dies; and removing the folder leaves nothing behind.
-    """
-    while True:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(held), folder.stat()):
-                break
-        os.close(held)  # removed while we waited: that lock guards nothing
-    try:
-        yield
-    finally:
-        os.close(held)
-
-
-def _read_record(layout: Layout) -> dict[str, Any] | None:
-    try:
-        record = json.loads(layout.record.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        record = {}
-    if record.get("format") != _FORMAT:
-        raise UsageError(
-            f"{layout.record} is not a record of this version of slurmspot",
-            fix=f"end what it left by hand, then remove {layout.path}",
-        )
-    return dict(record)
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Replace ``path`` at once, readable by its owner alone (slurmdbd and munged insist on it)."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.touch(mode=0o600)
-    partial.write_bytes(content)
-    partial.replace(path)
-
-
-def _empty(folder: Path) -> None:
-    """Remove all that ``folder`` holds, but not the folder."""
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+            folders.private_base().rmdir()
 
 
 def _user_name() -> str:

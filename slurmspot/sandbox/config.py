@@ -37,27 +37,23 @@ class Site:
     user: str
     first_port: int
 
-    @property
-    def slurmdbd_port(self) -> int:
-        """Where slurmdbd listens."""
-        return self.first_port + 1
-
-    @property
-    def first_node_port(self) -> int:
-        """Where the slurmd of ``node0`` listens."""
-        return self.first_port + 2
-
 
 def port_count(spec: Spec) -> int:
     """How many consecutive ports a sandbox takes."""
     return 2 + spec.nodes
 
 
+def slurmdbd_port(first_port: int) -> int:
+    """Where slurmdbd listens; slurmctld listens on the first port, the nodes after slurmdbd."""
+    return first_port + 1
+
+
 def slurm_conf(spec: Spec, site: Site, features: Features) -> str:
     """``slurm.conf``: see slurm.conf(5) for every key."""
     layout = site.layout
     nodes = f"node[0-{spec.nodes - 1}]"
-    ports = f"{site.first_node_port}-{site.first_node_port + spec.nodes - 1}"
+    last_port = site.first_port + port_count(spec) - 1
+    ports = f"{site.first_port + 2}-{last_port}"
     gpus = f" Gres=gpu:{spec.gpus_per_node}" if spec.gpus_per_node else ""
     user_signal = (
         "PreemptParameters=send_user_signal"
@@ -85,7 +81,7 @@ SchedulerParameters=bf_interval=2,sched_interval=2,sched_min_interval=0
 GresTypes=gpu
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
-AccountingStoragePort={site.slurmdbd_port}
+AccountingStoragePort={slurmdbd_port(site.first_port)}
 AccountingStoragePass={layout.munge_socket}
 AccountingStorageTRES=gres/gpu
 JobAcctGatherType=jobacct_gather/linux
@@ -125,7 +121,7 @@ AuthType=auth/munge
 AuthInfo=socket={site.layout.munge_socket}
 DbdHost={site.host}
 DbdAddr=127.0.0.1
-DbdPort={site.slurmdbd_port}
+DbdPort={slurmdbd_port(site.first_port)}
 SlurmUser={site.user}
 PidFile={site.layout.run("slurmdbd")}/pid
 StorageType=accounting_storage/mysql

@@ -75,8 +75,8 @@ def database_setup(programs: Mapping[str, str], layout: Layout, user: str) -> tu
 def mariadbd(programs: Mapping[str, str], layout: Layout, user: str) -> Daemon:
     """The database behind the accounting. It listens on no port.
 
-    ``init.sql`` makes slurmdbd's database before slurmdbd asks for it: left to make it itself, it
-    uses a connection that recent client libraries have spoilt (error 5027, seen with 11.8.9).
+    ``database_init`` makes slurmdbd's database before slurmdbd asks for it. Left to make it itself,
+    slurmdbd goes on with a connection on which recent client libraries fail (error 5027, 11.8.9).
     """
     run = layout.run("mariadbd")
     return Daemon(
@@ -88,7 +88,7 @@ def mariadbd(programs: Mapping[str, str], layout: Layout, user: str) -> Daemon:
             f"--datadir={run}/data",
             f"--socket={layout.database_socket}",
             f"--pid-file={run}/pid",
-            f"--init-file={run}/init.sql",
+            f"--init-file={layout.database_init}",
             "--skip-networking",
             *_DATABASE_OPTIONS,
         ),
@@ -105,8 +105,8 @@ def slurmdbd(programs: Mapping[str, str], layout: Layout) -> Daemon:
 
 
 def slurmctld(programs: Mapping[str, str]) -> Daemon:
-    """The controller."""
-    return Daemon(name="slurmctld", argv=(programs["slurmctld"], "-D"))
+    """The controller. ``-i``: killed before it saved a part of its state, it starts without it."""
+    return Daemon(name="slurmctld", argv=(programs["slurmctld"], "-D", "-i"))
 
 
 def slurmd(programs: Mapping[str, str], node: str) -> Daemon:
@@ -163,7 +163,7 @@ def wait_for(
         time.sleep(_POLL_S)
 
 
-def listening(path: Path) -> bool:
+def accepts(path: Path) -> bool:
     """Whether someone accepts connections on the Unix socket at ``path``."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:

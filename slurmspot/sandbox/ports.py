@@ -11,6 +11,8 @@ from pathlib import Path
 from slurmspot.errors import SlurmspotError
 
 _LEAST = 10_000
+_LISTENERS = Path("/proc/net/tcp")
+_LISTEN = "0A"  # TCP_LISTEN, see proc(5)
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -43,6 +45,15 @@ def reserved(count: int) -> Iterator[int]:
         f"no {count} consecutive TCP ports are free",
         fix="take down sandboxes that are no longer needed",
     )
+
+
+def listening(port: int) -> bool:
+    """Whether a daemon listens on ``port``; it does not notice that it was asked.
+
+    Slurm's commands try for ten seconds before they say that nobody is there.
+    """
+    rows = (line.split() for line in _LISTENERS.read_text().splitlines()[1:])
+    return any(row[1].endswith(f":{port:04X}") and row[3] == _LISTEN for row in rows)
 
 
 def _hold(held: ExitStack, port: int) -> None:

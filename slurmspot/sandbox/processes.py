@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,21 +92,28 @@ def kill(layout: Layout, whose: str | None = None, *, deadline_s: float = 10.0) 
         SlurmspotError: some are still there after ``deadline_s``.
     """
     deadline = time.monotonic() + deadline_s
-    seen: set[int] = set()
-    while alive := pids(layout, whose):
+    seen: dict[int, int | None] = {}
+    while alive := _signal(pids(layout, whose), seen):
         if time.monotonic() > deadline:
             raise SlurmspotError(
                 f"{len(alive)} processes of the sandbox {layout.path} do not end",
                 why=f"pids {alive} outlived SIGKILL for {deadline_s:.0f} s",
             )
-        for pid in alive:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        seen.update(alive)
         time.sleep(_POLL_S)
     return len(seen)
+
+
+def _signal(found: Iterable[int], seen: dict[int, int | None]) -> list[int]:
+    """SIGKILL those found, note them in ``seen``; which of all seen are not gone.
+
+    A process that is ending loses its marks before it lets go of its files, locks and ports, so it
+    is not enough that it is found no more.
+    """
+    for pid in found:
+        seen.setdefault(pid, start_ticks(pid))
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return [pid for pid, ticks in seen.items() if ticks is not None and start_ticks(pid) == ticks]
 
 
 def start_ticks(pid: int) -> int | None:
@@ -118,13 +126,17 @@ def start_ticks(pid: int) -> int | None:
 
 
 def _stat(proc: Path) -> list[str] | None:
-    """The fields of ``/proc/<pid>/stat`` from the third (state) on; see proc(5)."""
+    """The fields of ``/proc/<pid>/stat`` from the third (state) on, see proc(5); None if it ended.
+
+    A zombie with threads has not ended: they still hold its files.
+    """
     try:
         text = (proc / "stat").read_text(errors="replace")
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else fields
+    ended = fields[0] in "ZX" and int(fields[17]) <= 1
+    return None if ended else fields
 
 
 def _read(proc: Path) -> Process | None:

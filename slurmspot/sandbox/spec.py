@@ -126,6 +126,11 @@ class Layout:
         return self.run("mariadbd") / "socket"
 
     @property
+    def database_init(self) -> Path:
+        """The SQL that mariadbd runs at each start."""
+        return self.run("mariadbd") / "init.sql"
+
+    @property
     def logs(self) -> Path:
         """One file for each daemon."""
         return self.path / "log"

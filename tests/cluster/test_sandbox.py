@@ -98,7 +98,8 @@ def test_preemption_signals_first_and_the_job_comes_back(sandbox: Sandbox, tmp_p
     wait_until(lambda: "USR1" in log.read_text())
     wait_until(lambda: job_state(sandbox, rival) == "")
     wait_until(lambda: job_state(sandbox, job) == "PENDING")
-    checked(sandbox.run, ["scontrol", "update", f"JobId={job}", "StartTime=now"])
+    # Not "now": a node does not launch a job again in the second in which it killed it.
+    checked(sandbox.run, ["scontrol", "update", f"JobId={job}", "StartTime=now+3"])
     wait_until(lambda: log.read_text().split() == ["start", "ready", "USR1", "start"])
 
 
@@ -260,7 +261,7 @@ def test_the_command_line_from_up_to_down(tmp_path: Path) -> None:
 
 
 def test_an_ordinary_user_can_have_one() -> None:
-    user = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+    user = pwd.getpwnam("daemon") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
     become = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     code = (
         "from slurmspot.sandbox import Sandbox, processes\n"
