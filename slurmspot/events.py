@@ -13,16 +13,20 @@ Event names and what belongs to each (besides ``t_ns``, ``mono_ns``, ``event``, 
 ``restore_begin``    -
 ``restore_end``      step restored (null: nothing to restore), tier, seconds, rejected (list of
                      {step, problem}: newer checkpoints that did not verify)
-``step``             rank 0 only, thinned to one a second; loss if logged
+``step``             rank 0 only, thinned to about one a second; loss if logged
 ``first_step``       the first step that no earlier attempt had run; repeated (steps done twice)
-``notice``           source (SIGUSR1, SIGTERM, …), window_s
+``goal``             total: steps of the whole run, null for one epoch; its step: where it begins
+``notice``           source (SIGUSR1, SIGTERM, aws, …), window_s; machine: true where it is the
+                     machine that goes away, and Slurm does not know
 ``agreed``           the step at which all ranks save
 ``snapshot_begin``   trigger (start, period, notice, final)
 ``snapshot_end``     stall_s
 ``persist_end``      size_bytes, seconds
 ``commit``           tier, trigger
 ``save_failed``      error
-``requeue_asked``    exit_code (rank name ``batch``)
+``requeue_asked``    exit_code, avoiding (nodes that go away); rank name ``batch``
+``hang``             seconds without a step (rank name ``watchdog``); the ranks are killed
+``held``             phase: a drill holds this rank in it, until ``released``
 ``exit``             code, error
 ``finished``         digest, loss
 ``inject``           kind, job_id, nodes, notice (bool); attempt name ``injector``
@@ -42,6 +46,7 @@ from pathlib import Path
 from typing import Any
 
 _BEAT = struct.Struct("<qqq")  # step, t_ns, mono_ns
+_LOG_EVERY_NS = 1_000_000_000
 _STEP = b'"event":"step"'
 
 
@@ -127,6 +132,36 @@ class EventWriter:
         """Close the files; the events written so far stay."""
         os.close(self._log)
         os.close(self._beat)
+
+
+class Thinning:
+    """Which steps to log: about one a second, at round numbers.
+
+    Round, so that two runs log the same steps and their losses can be laid over one another. The
+    beat keeps every step, so none is lost for the accounting.
+    """
+
+    def __init__(self) -> None:
+        self._stride = 1
+        self._kept_ns: int | None = None
+
+    def keeps(self, step: int, now_ns: int) -> bool:
+        """Whether to log ``step``, made at monotonic time ``now_ns``."""
+        if step % self._stride:
+            return False
+        if self._kept_ns is not None:
+            elapsed_ns = now_ns - self._kept_ns
+            if elapsed_ns < _LOG_EVERY_NS // 2:
+                self._stride = _rounder(self._stride)
+            elif elapsed_ns > _LOG_EVERY_NS * 8:
+                self._stride = 1
+        self._kept_ns = now_ns
+        return True
+
+
+def _rounder(stride: int) -> int:
+    """The next of 1, 2, 5, 10, 20, 50 and so on."""
+    return stride * 5 // 2 if str(stride)[0] == "2" else stride * 2
 
 
 def read_events(events: Path, *, steps: bool = True) -> list[Event]:

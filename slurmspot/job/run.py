@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
 from slurmspot.errors import CheckpointWriteError, SlurmspotError, UsageError
-from slurmspot.events import Clock, EventWriter, last_step
+from slurmspot.events import Clock, EventWriter, Thinning, last_step
 from slurmspot.job.agreement import Agreement, Wish
 from slurmspot.job.data import Cursor
 from slurmspot.job.notice import Notice, NoticeListener
@@ -38,7 +38,6 @@ from slurmspot.runfolder import RunFolder
 from slurmspot.settings import JobEnvironment
 
 _S = 1_000_000_000
-_STEP_EVENT_NS = _S  # `step` events are thinned to one a second; the beat keeps every step
 
 
 class Preempted(SystemExit):
@@ -93,7 +92,7 @@ class Run:
             emit=self._events.write,
         )
         self._last_save_ns = clock.mono_ns()
-        self._last_step_event_ns = 0
+        self._thinning = Thinning()
         self._furthest = -1
         self._logged: dict[str, Any] = {}
 
@@ -295,8 +294,7 @@ class Run:
         now_ns = self._clock.mono_ns()
         if self.step == self._furthest + 1:
             self._events.write("first_step", step=self.step)
-        if self._env.rank == 0 and now_ns - self._last_step_event_ns >= _STEP_EVENT_NS:
-            self._last_step_event_ns = now_ns
+        if self._env.rank == 0 and self._thinning.keeps(self.step, now_ns):
             self._events.write("step", step=self.step, **self._values())
         self._events.beat(self.step)
 

@@ -3,7 +3,7 @@
 import json
 import os
 
-from slurmspot.events import Clock, EventWriter, last_step, read_events
+from slurmspot.events import Clock, EventWriter, Thinning, last_step, read_events
 
 
 def _clock(*times):
@@ -94,3 +94,24 @@ def test_an_event_can_be_stamped_with_the_time_it_happened(tmp_path):
     writer.write("notice", at=(5, 6), source="SIGUSR1")
     line = json.loads((tmp_path / "1-0" / "0.jsonl").read_text())
     assert (line["t_ns"], line["mono_ns"]) == (5, 6)
+
+
+def _kept(step_s, steps):
+    thinning = Thinning()
+    return [step for step in range(1, steps) if thinning.keeps(step, int(step * step_s * 1e9))]
+
+
+def test_steps_are_thinned_to_round_numbers():
+    assert _kept(2.0, 5) == [1, 2, 3, 4]
+    fast = _kept(0.01, 2000)
+    assert fast[-3:] == [1800, 1850, 1900] or all(step % 50 == 0 for step in fast[-3:])
+    assert len(fast) < 50
+    slower = _kept(0.1, 100)
+    assert all(step % 10 == 0 for step in slower if step > 10)
+
+
+def test_thinning_wakes_up_when_steps_become_slow():
+    thinning = Thinning()
+    times = [0.01 * step for step in range(1000)] + [10 + 60 * step for step in range(300)]
+    kept = [step for step, t in enumerate(times) if thinning.keeps(step, int(t * 1e9))]
+    assert kept[-10:] == list(range(1290, 1300))
