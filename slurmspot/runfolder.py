@@ -9,6 +9,7 @@
     RUN/events/<attempt>/<rank>.beat     the last step run (binary, fixed size)
     RUN/checkpoints/step-00001200/       committed checkpoints
     RUN/finished.json                    written once, after the last commit
+    RUN/hold.json                        a drill's request to stand still in a phase
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ class RunFolder:
     def finished(self) -> Path:
         """Exists once the run is complete."""
         return self.path / "finished.json"
+
+    @property
+    def hold(self) -> Path:
+        """Exists while a drill asks the ranks to stand still: see :mod:`slurmspot.job.hold`."""
+        return self.path / "hold.json"
 
     def create(self) -> RunFolder:
         """Make the folder and its parts, private to the owner (0700).

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +22,10 @@ KEEP_VAR = "SLURMSPOT_KEEP"
 WINDOW_VAR = "SLURMSPOT_WINDOW_S"
 KILL_WAIT_VAR = "SLURMSPOT_KILL_WAIT_S"
 MASTER_ADDR_VAR = "SLURMSPOT_MASTER_ADDR"
+NOTICE_VAR = "SLURMSPOT_NOTICE"
+METADATA_URL_VAR = "SLURMSPOT_METADATA_URL"
+HANG_VAR = "SLURMSPOT_HANG_S"
+HOLD_VAR = "SLURMSPOT_HOLD"
 
 DEFAULT_PERIOD_S = 900.0
 DEFAULT_KEEP = 3
@@ -65,6 +69,10 @@ class JobEnvironment:
         keep: how many committed checkpoints to keep, at least 1.
         window_s: seconds that a SIGUSR1 leaves.
         kill_wait_s: seconds between SIGTERM and SIGKILL (Slurm's KillWait).
+        notice: sources of notices besides the signals: see :mod:`slurmspot.job.sources`.
+        metadata_url: stands in for the clouds' metadata services; ``%n`` is the node's name.
+        hang_s: seconds without a step after which the job is taken to hang; 0 is never.
+        hold: drills may hold the ranks in a phase: see :mod:`slurmspot.job.hold`.
     """
 
     run: Path | None = None
@@ -79,6 +87,10 @@ class JobEnvironment:
     keep: int = DEFAULT_KEEP
     window_s: float = DEFAULT_WINDOW_S
     kill_wait_s: float = DEFAULT_KILL_WAIT_S
+    notice: tuple[str, ...] = ()
+    metadata_url: str = ""
+    hang_s: float = 0.0
+    hold: bool = False
 
     @property
     def attempt(self) -> str:
@@ -117,7 +129,27 @@ class JobEnvironment:
             keep=_number(env, KEEP_VAR, int, DEFAULT_KEEP, least=1),
             window_s=_number(env, WINDOW_VAR, float, DEFAULT_WINDOW_S, least=0.0),
             kill_wait_s=_number(env, KILL_WAIT_VAR, float, DEFAULT_KILL_WAIT_S, least=0.0),
+            notice=checked_notice(filter(None, env.get(NOTICE_VAR, "").split(","))),
+            metadata_url=env.get(METADATA_URL_VAR, ""),
+            hang_s=_number(env, HANG_VAR, float, 0.0, least=0.0),
+            hold=env.get(HOLD_VAR, "") == "1",
         )
+
+
+def checked_notice(names: Iterable[str]) -> tuple[str, ...]:
+    """The sources of notices besides the signals, by name.
+
+    Raises:
+        UsageError: a name is none of ``aws``, ``gcp``, ``azure`` and ``file:PATH``.
+    """
+    for name in (names := tuple(names)):
+        kind, _, path = name.partition(":")
+        if name not in {"aws", "gcp", "azure"} and not (kind == "file" and path):
+            raise UsageError(
+                f"notice={name!r} is no source of notices",
+                fix="use aws, gcp, azure or file:PATH; signals are always heeded",
+            )
+    return names
 
 
 def slurm_job_id(env: Mapping[str, str]) -> str | None:

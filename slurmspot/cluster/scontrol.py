@@ -136,6 +136,16 @@ def requeue(job_id: str, *, runner: Runner = run) -> None:
 SAFE_BACKOFF_S = 3
 
 
+def requeue_hold(job_id: str, *, runner: Runner = run) -> None:
+    """Put a running job back into the queue and hold it there until :func:`release`."""
+    checked(runner, ["scontrol", "requeuehold", job_id.partition("+")[0]])
+
+
+def exclude_nodes(job_id: str, nodes: Sequence[str], *, runner: Runner = run) -> None:
+    """Keep a pending job off these nodes, and off no others. Its owner may."""
+    checked(runner, ["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}"])
+
+
 def lift_backoff(job_id: str, *, runner: Runner = run) -> None:
     """Let a requeued job start in a few seconds instead of after Slurm's backoff (about 121 s)."""
     start = f"StartTime=now+{SAFE_BACKOFF_S}"
@@ -153,7 +163,7 @@ def partitions(*, runner: Runner = run) -> dict[str, Partition]:
         record["PartitionName"]: Partition(
             name=record["PartitionName"],
             tier=int(record.get("PriorityTier", "1")),
-            nodes=tuple(expand(record.get("Nodes", "").replace("(null)", ""))),
+            nodes=expand(record.get("Nodes", "")),
             preempt_mode=record.get("PreemptMode", ""),
             grace_s=int(record.get("GraceTime", "0") or 0),
             total_nodes=int(record.get("TotalNodes", "0") or 0),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from slurmspot.errors import UsageError
-from slurmspot.settings import DEFAULT_KEEP, DEFAULT_PERIOD_S
+from slurmspot.settings import DEFAULT_KEEP, DEFAULT_PERIOD_S, checked_notice
 
 ENV_PREFIX = "SLURMSPOT_LAUNCH_"
 
@@ -36,6 +36,10 @@ class Spec:
         window_s: seconds that a SIGUSR1 leaves; 0 asks the partition (GraceTime).
         kill_wait_s: seconds from SIGTERM to SIGKILL; 0 asks the cluster (KillWait).
         lead_s: send SIGUSR1 this many seconds before the time limit.
+        notice: sources of notices besides the signals: ``aws``, ``gcp``, ``azure``, ``file:PATH``.
+        metadata_url: asked in place of the clouds' metadata services; ``%n`` is the node's name.
+        hang_s: seconds without a step after which the ranks are killed and the job is requeued;
+            longer than an evaluation or a checkpoint takes; 0 is never.
         setup: shell lines to run on the first node before the ranks start (``module load …``).
     """
 
@@ -60,6 +64,9 @@ class Spec:
     window_s: float = 0.0
     kill_wait_s: float = 0.0
     lead_s: int = 60
+    notice: tuple[str, ...] = ()
+    metadata_url: str = ""
+    hang_s: float = 0.0
     setup: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -84,9 +91,11 @@ class Spec:
             ("window_s", 0),
             ("kill_wait_s", 0),
             ("lead_s", 1),
+            ("hang_s", 0),
         ):
             if not getattr(self, name) >= least:
                 raise UsageError(f"{name}={getattr(self, name)} is less than {least}")
+        checked_notice(self.notice)
 
     @property
     def ranks_per_node(self) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
 _REQUEUE = "slurmspot.job.requeue"
+_WATCHDOG = "slurmspot.job.watchdog"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +190,10 @@ def _parameters(spec: Spec, folder: RunFolder, windows: Windows) -> dict[str, ob
             # From 22.05 on srun no longer takes this over from sbatch.
             f"--cpus-per-task={spec.cpus_per_task}",
         ],
-        "setup": [*_exports(spec, folder, windows), *_TRAP, *spec.setup],
+        "setup": [*_exports(spec, folder, windows), *_TRAP, *_watchdog(spec), *spec.setup],
         "teardown": [
             "rc=$?",
+            *(["kill $watchdog 2>/dev/null"] if spec.hang_s else []),
             f'{shlex.quote(sys.executable)} -m {_REQUEUE} "$rc"',
             "exit $?",
         ],
@@ -204,6 +206,12 @@ def _parameters(spec: Spec, folder: RunFolder, windows: Windows) -> dict[str, ob
 _TRAP = ("trap : TERM USR1",)
 
 
+def _watchdog(spec: Spec) -> list[str]:
+    if not spec.hang_s:
+        return []
+    return [f"{shlex.quote(sys.executable)} -m {_WATCHDOG} &", "watchdog=$!"]
+
+
 def _exports(spec: Spec, folder: RunFolder, windows: Windows) -> list[str]:
     values = {
         settings.RUN_VAR: str(folder.path),
@@ -212,5 +220,8 @@ def _exports(spec: Spec, folder: RunFolder, windows: Windows) -> list[str]:
         settings.KEEP_VAR: str(spec.keep),
         settings.WINDOW_VAR: f"{windows.window_s:g}",
         settings.KILL_WAIT_VAR: f"{windows.kill_wait_s:g}",
+        settings.NOTICE_VAR: ",".join(spec.notice),
+        settings.METADATA_URL_VAR: spec.metadata_url,
+        settings.HANG_VAR: f"{spec.hang_s:g}" if spec.hang_s else "",
     }
-    return [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+    return [f"export {name}={shlex.quote(value)}" for name, value in values.items() if value]

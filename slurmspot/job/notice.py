@@ -1,8 +1,9 @@
-"""Notices that capacity goes away: signals that set a flag with a deadline, and nothing more.
+"""Notices that capacity goes away: each sets a flag with a deadline, and nothing more.
 
-The signal's number is written into a pipe by the interpreter's own C handler
+A signal's number is written into a pipe by the interpreter's own C handler
 (:func:`signal.set_wakeup_fd`), so a notice is seen, timed and logged by a thread even while the
-main thread is inside a collective or a kernel launch. Training code is never interrupted.
+main thread is inside a collective or a kernel launch. Training code is never interrupted. Other
+sources (:mod:`slurmspot.job.sources`) are asked by a thread each.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slurmspot.errors import UsageError
 from slurmspot.events import Clock
+from slurmspot.job.sources import Source
 
 _S = 1_000_000_000
 
@@ -25,16 +27,18 @@ class Notice:
     """A warning that this process will be killed.
 
     Attributes:
-        source: the signal's name.
+        source: the signal's name, or the source's.
         window_s: seconds it leaves, counted from ``mono_ns``.
         t_ns: unix time of arrival, nanoseconds.
         mono_ns: monotonic time of arrival, nanoseconds.
+        machine: it is this machine that goes away, and Slurm does not know.
     """
 
     source: str
     window_s: float
     t_ns: int
     mono_ns: int
+    machine: bool = False
 
     @property
     def deadline_ns(self) -> int:
@@ -43,17 +47,19 @@ class Notice:
 
 
 class NoticeListener:
-    """Catches the preemption signals of this process and of nothing else.
+    """Catches the preemption signals of this process, and asks the other sources of notices.
 
     Args:
         windows_s: seconds that each signal leaves.
-        on_notice: called from the listener's thread, once for each notice.
+        sources: what else to ask; each until its first notice.
+        on_notice: called from a thread of the listener, once for each notice.
     """
 
     def __init__(
         self,
         windows_s: Mapping[signal.Signals, float],
         *,
+        sources: Sequence[Source] = (),
         on_notice: Callable[[Notice], None] = lambda _: None,
         clock: Clock | None = None,
     ) -> None:
@@ -61,6 +67,9 @@ class NoticeListener:
         self._on_notice = on_notice
         self._clock = clock or Clock()
         self._earliest: Notice | None = None
+        self._taking = threading.Lock()
+        self._closed = threading.Event()
+        self._sources = tuple(sources)
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._write_fd, False)
         self._thread = threading.Thread(target=self._listen, name="slurmspot-notice", daemon=True)
@@ -83,6 +92,10 @@ class NoticeListener:
         self._former_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in self._windows_s:
             self._former[number] = signal.signal(number, _noted)
+        for source in self._sources:
+            threading.Thread(
+                target=self._ask, args=(source,), name=f"slurmspot-{source.name}", daemon=True
+            ).start()
         return self
 
     @property
@@ -98,9 +111,11 @@ class NoticeListener:
         return max(0.0, (notice.deadline_ns - self._clock.mono_ns()) / _S)
 
     def close(self) -> None:
-        """Put the former handlers back and end the thread."""
+        """Put the former handlers back and end the thread; a question in flight is not heard."""
         if not self._thread.is_alive():
             return
+        with self._taking:
+            self._closed.set()
         for number, handler in self._former.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._former_fd)
@@ -113,18 +128,28 @@ class NoticeListener:
             for number in numbers:
                 window_s = self._windows_s.get(signal.Signals(number))
                 if window_s is not None:
-                    self._take(signal.Signals(number), window_s)
+                    self._take(signal.Signals(number).name, window_s)
 
-    def _take(self, number: signal.Signals, window_s: float) -> None:
+    def _ask(self, source: Source) -> None:
+        while (window_s := source.ask()) is None:
+            if self._closed.wait(source.interval_s):
+                return
+        self._take(source.name, window_s, machine=True)
+
+    def _take(self, source: str, window_s: float, *, machine: bool = False) -> None:
         notice = Notice(
-            source=number.name,
+            source=source,
             window_s=window_s,
             t_ns=self._clock.unix_ns(),
             mono_ns=self._clock.mono_ns(),
+            machine=machine,
         )
-        if self._earliest is None or notice.deadline_ns < self._earliest.deadline_ns:
-            self._earliest = notice
-        self._on_notice(notice)
+        with self._taking:
+            if machine and self._closed.is_set():
+                return
+            if self._earliest is None or notice.deadline_ns < self._earliest.deadline_ns:
+                self._earliest = notice
+            self._on_notice(notice)
 
 
 def _noted(number: int, frame: object) -> None:

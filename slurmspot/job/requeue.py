@@ -12,13 +12,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from slurmspot.cluster import scontrol
 from slurmspot.cluster.command import Runner, run
-from slurmspot.errors import NotFoundError, SlurmError, SlurmspotError
+from slurmspot.cluster.scontrol import JobState
+from slurmspot.cluster.spec import Spec
+from slurmspot.errors import NotFoundError, SlurmError, SlurmspotError, SlurmUnreachableError
 from slurmspot.events import Event, EventWriter, read_events
+from slurmspot.hostlist import expand
 from slurmspot.runfolder import RunFolder
 from slurmspot.settings import JobEnvironment
 
@@ -26,6 +30,8 @@ WANTS_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: checkpointed, try again later
 PEER_LOST = 76  # another rank died under a collective; not a fault of this one
 MAX_CRASHES = 3  # attempts in a row that were killed without having committed anything new
 _TAKEDOWN_S = 300.0
+_CONTROLLER_S = 900.0  # how long to wait for a controller that does not answer
+_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +117,75 @@ def finish(exit_code: int, job: JobEnvironment, *, runner: Runner = run) -> int:
     if not decision.requeue:
         return decision.exit_code
     try:
-        now = scontrol.show_job(job.job_id, runner=runner)
+        now = _patiently(lambda: scontrol.show_job(job.job_id, runner=runner))
         if now.ending and not now.out_of_time:
             # Cancelled, and a requeue would bring back what somebody has ended; or preempted or
             # its node lost, and then Slurm itself requeues it.
             _say("Slurm is ending this attempt already: left to it")
             return decision.exit_code
+        avoiding = doomed_nodes(events, job.attempt)
         if folder is not None:
             log = EventWriter(folder.events, job.attempt, "batch")
-            log.write("requeue_asked", exit_code=exit_code)
+            log.write("requeue_asked", exit_code=exit_code, avoiding=avoiding)
             log.close()
-        scontrol.requeue(job.job_id, runner=runner)
+        _patiently(lambda: scontrol.requeue(job.job_id, runner=runner))
+        if avoiding or _avoided_before(events):
+            _keep_off(avoiding, now, folder, runner)
     except (SlurmError, NotFoundError) as error:
         # Slurm itself requeues a job that it has preempted or whose node it has lost; then this
         # one comes too late, or is refused because the job is on its way out already.
         _say(str(error))
         return decision.exit_code
     return _wait_for_takedown(decision.exit_code)
+
+
+def doomed_nodes(events: Iterable[Event], attempt: str) -> list[str]:
+    """Nodes whose machine goes away, by a notice of which Slurm knows nothing."""
+    mine = [event for event in events if event.attempt == attempt]
+    hosts = {e.rank: str(e.data.get("host")) for e in mine if e.event == "attempt_start"}
+    warned = {e.rank for e in mine if e.event == "notice" and e.data.get("machine")}
+    return sorted({hosts[rank] for rank in warned & hosts.keys()})
+
+
+def _avoided_before(events: Iterable[Event]) -> bool:
+    asked = [event for event in events if event.event == "requeue_asked"]
+    return bool(asked and asked[-1].data.get("avoiding"))
+
+
+def _keep_off(
+    nodes: Sequence[str], job: JobState, folder: RunFolder | None, runner: Runner
+) -> None:
+    """Let the next attempt start elsewhere, if there is an elsewhere; undo the last such wish."""
+    excluded = ""
+    if folder is not None and folder.spec.exists():
+        excluded = Spec.from_json(folder.spec.read_text()).exclude
+    partition = scontrol.partitions(runner=runner).get(job.partition)
+    others = set(partition.nodes if partition else ()) - {*expand(excluded), *nodes}
+    if len(others) < len(expand(job.nodes)):
+        # Excluded all the same, the job would wait for ever, even once the machine is replaced.
+        _say(f"{', '.join(nodes)} will go away, but there is no other node to go to")
+        nodes = ()
+    scontrol.exclude_nodes(job.job_id, [*expand(excluded), *nodes], runner=runner)
+    if nodes:
+        _say(f"keeping off {', '.join(nodes)}, which will go away")
+
+
+_T = TypeVar("_T")
+
+
+def _patiently(ask: Callable[[], _T]) -> _T:
+    """Ask until the controller answers: it may be restarted while a job leaves.
+
+    A job that gave up would exit, and count as failed once the controller is back.
+    """
+    end = time.monotonic() + _CONTROLLER_S
+    while True:
+        try:
+            return ask()
+        except SlurmUnreachableError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_POLL_S)
 
 
 def _wait_for_takedown(exit_code: int) -> int:

@@ -29,7 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
 from slurmspot.errors import CheckpointWriteError, SlurmspotError, UsageError
-from slurmspot.events import Clock, EventWriter, Thinning, last_step
+from slurmspot.events import Clock, Thinning, last_step
+from slurmspot.job import hold, sources
 from slurmspot.job.agreement import Agreement, Wish
 from slurmspot.job.data import Cursor
 from slurmspot.job.notice import Notice, NoticeListener
@@ -73,9 +74,14 @@ class Run:
         self._folder = folder
         self._clock = clock
         self._rehearse = rehearse
-        self._events = EventWriter(folder.events, env.attempt, env.rank, clock)
+        self._events = hold.writer(
+            *(folder.events, env.attempt, env.rank, clock),
+            request=folder.hold if env.hold else None,
+            objects=objects,
+        )
         self._listener = NoticeListener(
             {signal.SIGUSR1: env.window_s, signal.SIGTERM: env.kill_wait_s},
+            sources=sources.of(env),
             on_notice=self._note,
             clock=clock,
         ).start()
@@ -239,6 +245,7 @@ class Run:
         """
         if self.complete:
             return
+        self._events.write("goal", step=self.step, total=total)
         self._furthest = last_step(self._folder.events, before_attempt=self._env.attempt) or 0
         if self.step == 0:
             self._save("start")
@@ -354,6 +361,7 @@ class Run:
             step=self.step,
             source=notice.source,
             window_s=notice.window_s,
+            **({"machine": True} if notice.machine else {}),
         )
 
     def _say(self, text: str) -> None:
