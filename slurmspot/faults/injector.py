@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -163,7 +163,7 @@ class Injector:
         self,
         kind: str,
         job: JobState,
-        nodes: list[str],
+        nodes: Sequence[str],
         act: Callable[[], None],
         *,
         notice: bool,
@@ -174,7 +174,7 @@ class Injector:
         began = time.monotonic()
         at_step = last_step(self._folder.events)
         journal.write(
-            "inject", step=at_step, kind=kind, job_id=job.job_id, nodes=nodes, notice=notice
+            "inject", step=at_step, kind=kind, job_id=job.job_id, nodes=list(nodes), notice=notice
         )
         observed = False
         try:
@@ -241,7 +241,7 @@ class Injector:
 
 
 def _preempting_partition(
-    known: Mapping[str, scontrol.Partition], job: JobState, nodes: list[str], wanted: str | None
+    known: Mapping[str, scontrol.Partition], job: JobState, nodes: Sequence[str], wanted: str | None
 ) -> str:
     tier = known[job.partition].tier
     able = [p for p in known.values() if p.tier > tier and set(nodes) <= set(p.nodes)]

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 
+from slurmspot import hostlist
 from slurmspot.errors import NotFoundError
-from slurmspot.timeline import hostlist
 from slurmspot.timeline.records import COMMAND, JOB_ID, records
 
 _IDENTITY = ("jobname", "user", "uid", "submitline", "workdir")

@@ -72,20 +72,20 @@ def test_a_variable_that_is_no_sensible_number_is_named(value):
 
 
 def test_host_lists():
-    assert expand("") == []
-    assert expand("login1") == ["login1"]
-    assert expand("a[1-2,07],b-x,c[1-2]n[8-9]") == [
-        *["a1", "a2", "a07", "b-x"],
-        *["c1n8", "c1n9", "c2n8", "c2n9"],
-    ]
-    assert expand("n[098-101]") == ["n098", "n099", "n100", "n101"]
+    assert expand("") == ()
+    assert expand("login1") == ("login1",)
+    assert expand("a[1-2,07],b-x,c[1-2]n[8-9]") == (
+        *("a1", "a2", "a07", "b-x"),
+        *("c1n8", "c1n9", "c2n8", "c2n9"),
+    )
+    assert expand("n[098-101]") == ("n098", "n099", "n100", "n101")
     assert first("gpu[07-09,12],x") == "gpu07"
 
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=20, unique=True))
 def test_any_list_of_numbers_comes_back(numbers):
     text = f"n[{','.join(str(n).zfill(4) for n in numbers)}]"
-    assert expand(text) == [f"n{n:04}" for n in numbers]
+    assert expand(text) == tuple(f"n{n:04}" for n in numbers)
 
 
 def test_a_run_folder_is_private(tmp_path):

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from slurmspot import hostlist
 from slurmspot.errors import NotFoundError, UsageError
-from slurmspot.timeline import hostlist
 from slurmspot.timeline.rows import read_rows
 
 HEADER = "JobID|JobName|State|Submit|Start|End|NodeList|AllocTRES"
