@@ -1,28 +1,32 @@
 """One HDF5 file: contiguous datasets, allocated early and never filled.
 
-HDF5 only lays the file out. Every dataset and the file are closed before data is written at the
-offsets HDF5 chose, by plain writes that can be hashed on the way. Opened without HDF5's file
-locks, which network file systems often lack.
+HDF5 only lays the file out, in memory, where the datasets' space is never touched. What it wrote
+around them and the data itself then go to disk together, front to back, hashed on the way.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import h5py
 import numpy as np
 import xxhash
 from h5py import h5a, h5d, h5p, h5s, h5t
 
-from slurmspot.checkpoint.dtypes import STORED_AS
+from slurmspot.checkpoint import pipeline
+from slurmspot.checkpoint.disk import BLOCK_BYTES, REAL, Disk, OutFile
+from slurmspot.checkpoint.dtypes import STORED_AS, item_size
 from slurmspot.checkpoint.manifest import DataFile, Dataset
+from slurmspot.checkpoint.pipeline import Run
 
-_ALIGNMENT_BYTES = 4096  # larger pieces begin on a page, as direct I/O will want
-_ALIGN_FROM_BYTES = 64 * 1024
+_ALIGN_FROM_BYTES = 64 << 10  # larger pieces begin on a block, for whoever maps or reads them
+_METADATA_BLOCK_BYTES = 64 << 10  # what HDF5 writes about its datasets stays together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,54 +41,48 @@ class Piece:
 
     @property
     def attributes(self) -> dict[bytes, np.ndarray[Any, Any]]:
-        """What is written beside the data, for readers of the HDF5 file alone."""
-        return {
-            b"dtype": np.array(self.dtype.encode()),
-            b"global_shape": np.array(self.global_shape, np.int64),
-            b"offset": np.array(self.offset, np.int64),
-        }
+        """What a reader of the HDF5 file alone could not know otherwise."""
+        known = {}
+        if np.dtype(STORED_AS[self.dtype]).name != self.dtype:
+            known[b"dtype"] = np.array(self.dtype.encode())
+        if self.shape != self.global_shape:
+            known[b"global_shape"] = np.array(self.global_shape, np.int64)
+            known[b"offset"] = np.array(self.offset, np.int64)
+        return known
 
 
-def write(path: Path, pieces: Sequence[Piece], data: Callable[[int], memoryview]) -> DataFile:
+def write(
+    path: Path,
+    pieces: Sequence[Piece],
+    data: Callable[[int], memoryview],
+    disk: Disk = REAL,
+) -> DataFile:
     """Write the file, durably; ``data(i)`` gives the bytes of piece i when it is its turn.
+
+    Takes a few buffers of memory besides the data: see :mod:`~.pipeline`.
 
     Raises:
         OSError: the disk refused.
     """
-    names = _names(pieces)
-    starts = _lay_out(path, names, pieces)
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        datasets = []
-        for i, piece in enumerate(pieces):
-            content = data(i)
-            _write_at(fd, content, starts[i])
-            datasets.append(
-                Dataset(
-                    name=names[i],
-                    tensor=piece.tensor,
-                    dtype=piece.dtype,
-                    global_shape=piece.global_shape,
-                    offset=piece.offset,
-                    shape=piece.shape,
-                    start=starts[i],
-                    size_bytes=content.nbytes,
-                    xxh3_128=xxhash.xxh3_128_hexdigest(content),
-                )
-            )
-        file = DataFile(
-            name=path.name,
-            size_bytes=os.fstat(fd).st_size,
-            rest_xxh3_128="",
-            datasets=tuple(datasets),
-        )
+    with _Layout(_names(pieces), pieces) as layout:
+        digests = [xxhash.xxh3_128() for _ in pieces]
         rest = xxhash.xxh3_128()
-        for start, size in file.gaps():
-            rest.update(os.pread(fd, size, start))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    return replace(file, rest_xxh3_128=rest.hexdigest())
+        unhashed = layout.file(path.name, [digest.hexdigest() for digest in digests], "")
+        runs = [
+            Run(start=d.start, size=d.size_bytes, digest=digest, memory=partial(data, i))
+            for i, (d, digest) in enumerate(zip(unhashed.datasets, digests, strict=True))
+        ]
+        runs += [
+            Run(start=start, size=size, digest=rest, memory=partial(layout.around, start, size))
+            for start, size in unhashed.gaps()
+        ]
+        out = OutFile(path, layout.size_bytes, disk)
+        try:
+            pipeline.write(out, sorted((run for run in runs if run.size), key=_start))
+            out.finish()
+        finally:
+            out.close()
+        return layout.file(path.name, [one.hexdigest() for one in digests], rest.hexdigest())
 
 
 def structure_problems(path: Path, file: DataFile) -> Sequence[tuple[str | None, str]]:
@@ -126,33 +124,96 @@ def _is_as_listed(dataset: h5d.DatasetID, listed: Dataset) -> bool:
     )
 
 
-def _lay_out(path: Path, names: Sequence[str], pieces: Sequence[Piece]) -> list[int]:
-    """Create the file and return where each piece's bytes go."""
-    creation = h5p.create(h5p.DATASET_CREATE)
-    creation.set_layout(h5d.CONTIGUOUS)
-    creation.set_alloc_time(h5d.ALLOC_TIME_EARLY)
-    creation.set_fill_time(h5d.FILL_TIME_NEVER)
-    creation.set_obj_track_times(False)
-    link = h5p.create(h5p.LINK_CREATE)
-    link.set_create_intermediate_group(True)
-    link.set_char_encoding(h5t.CSET_UTF8)
-    starts = []
-    with h5py.File(
-        path,
-        "x",
-        locking=False,
-        alignment_threshold=_ALIGN_FROM_BYTES,
-        alignment_interval=_ALIGNMENT_BYTES,
-    ) as file:
-        for name, piece in zip(names, pieces, strict=True):
-            kind = h5t.py_create(np.dtype(STORED_AS[piece.dtype]), logical=True)
-            space = h5s.create_simple(piece.shape) if piece.shape else h5s.create(h5s.SCALAR)
-            dataset = h5d.create(file.id, name.encode(), kind, space, creation, link)
-            for key, value in piece.attributes.items():
-                held = h5s.create_simple(value.shape) if value.shape else h5s.create(h5s.SCALAR)
-                h5a.create(dataset, key, h5t.py_create(value.dtype), held).write(value)
-            starts.append(dataset.get_offset() or 0)
-    return starts
+class _Layout:
+    """The file as HDF5 lays it out, without the data: a sparse file in memory."""
+
+    def __init__(self, names: Sequence[str], pieces: Sequence[Piece]) -> None:
+        self._names = names
+        self._pieces = pieces
+        self._fd = os.memfd_create("layout", os.MFD_CLOEXEC)
+        try:
+            self._starts = self._create()
+            self.size_bytes = os.fstat(self._fd).st_size
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def around(self, start: int, size: int) -> bytes:
+        """Bytes of the file that belong to no dataset."""
+        return os.pread(self._fd, size, start)
+
+    def file(self, name: str, hashes: Sequence[str], rest: str) -> DataFile:
+        """The file as the manifest lists it."""
+        datasets = tuple(
+            Dataset(
+                name=name,
+                tensor=piece.tensor,
+                dtype=piece.dtype,
+                global_shape=piece.global_shape,
+                offset=piece.offset,
+                shape=piece.shape,
+                start=start,
+                size_bytes=math.prod(piece.shape) * item_size(piece.dtype),
+                xxh3_128=digest,
+            )
+            for name, piece, start, digest in zip(
+                self._names, self._pieces, self._starts, hashes, strict=True
+            )
+        )
+        return DataFile(
+            name=name, size_bytes=self.size_bytes, rest_xxh3_128=rest, datasets=datasets
+        )
+
+    def _create(self) -> list[int]:
+        """Let HDF5 create all datasets; return where each one's bytes begin."""
+        creation = h5p.create(h5p.DATASET_CREATE)
+        creation.set_layout(h5d.CONTIGUOUS)
+        creation.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+        creation.set_fill_time(h5d.FILL_TIME_NEVER)
+        creation.set_obj_track_times(False)
+        link = h5p.create(h5p.LINK_CREATE)
+        link.set_create_intermediate_group(True)
+        link.set_char_encoding(h5t.CSET_UTF8)
+        kinds = {
+            dtype: h5t.py_create(np.dtype(STORED_AS[dtype]), logical=True)
+            for dtype in {piece.dtype for piece in self._pieces}
+        }
+        starts = []
+        with (
+            open(self._fd, "r+b", buffering=0, closefd=False) as memory,
+            h5py.File(
+                memory,
+                "w",
+                alignment_threshold=_ALIGN_FROM_BYTES,
+                alignment_interval=BLOCK_BYTES,
+                meta_block_size=_METADATA_BLOCK_BYTES,
+            ) as file,
+        ):
+            for name, piece in zip(self._names, self._pieces, strict=True):
+                space = _space(piece.shape)
+                kind = kinds[piece.dtype]
+                dataset = h5d.create(file.id, name.encode(), kind, space, creation, link)
+                for key, value in piece.attributes.items():
+                    attribute = h5a.create(
+                        dataset, key, h5t.py_create(value.dtype), _space(value.shape)
+                    )
+                    attribute.write(value)
+                starts.append(dataset.get_offset() or 0)
+        return starts
+
+
+def _space(shape: tuple[int, ...]) -> h5s.SpaceID:
+    return h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
+
+
+def _start(run: Run) -> int:
+    return run.start
 
 
 def _names(pieces: Sequence[Piece]) -> list[str]:
@@ -181,9 +242,3 @@ def _quoted(part: str) -> str:
     return "".join(
         f"%{ord(letter):02X}" if letter in "%@" or ord(letter) < 32 else letter for letter in part
     )
-
-
-def _write_at(fd: int, content: memoryview, offset: int) -> None:
-    while content.nbytes:
-        written = os.pwrite(fd, content[: 1 << 30], offset)
-        content, offset = content[written:], offset + written

@@ -68,16 +68,16 @@ def die_at(count):
     def wrap(function):
         def changed(*args, **options):
             if next(left) == 0:
-                if function is real_pwrite:
-                    fd, data, offset = args
-                    function(fd, data[: len(data) // 2], offset)
+                if function is real_pwritev:
+                    fd, (data, *_), offset = args
+                    os.pwrite(fd, data[: len(data) // 8192 * 4096], offset)
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **options)
 
         return changed
 
-    real_pwrite = os.pwrite
-    for name in ("pwrite", "fsync", "rename", "mkdir", "unlink", "rmdir"):
+    real_pwritev = os.pwritev
+    for name in ("pwritev", "ftruncate", "fsync", "rename", "mkdir", "unlink", "rmdir"):
         setattr(os, name, wrap(getattr(os, name)))
 
 

@@ -1,0 +1,213 @@
+"""The calls by which data files reach the disk: past the page cache where that is possible.
+
+Direct I/O (``O_DIRECT``) needs offset, size and memory aligned to a block. File systems that
+refuse it (tmpfs, some network file systems) are used through the page cache instead, which is said
+once for each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+BLOCK_BYTES = 4096
+"""What direct I/O is aligned to: a multiple of every disk's logical block."""
+
+_IOV_MAX = 1024
+_NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
+_NOT_CACHED = {errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+_log = logging.getLogger("slurmspot.checkpoint")
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class Disk:
+    """The system calls themselves. A test passes one in that fails."""
+
+    def write(self, fd: int, memory: Sequence[Bytes], offset: int) -> int:
+        """Write some of ``memory``; return how many bytes."""
+        return os.pwritev(fd, [one.data for one in memory], offset)
+
+    def read(self, fd: int, memory: Sequence[Bytes], offset: int, flags: int = 0) -> int:
+        """Fill some of ``memory``; return how many bytes, 0 at the end of the file."""
+        return os.preadv(fd, [one.data for one in memory], offset, flags)
+
+    def sync(self, fd: int) -> None:
+        """Make all that was written durable."""
+        os.fsync(fd)
+
+
+REAL = Disk()
+
+
+class OutFile:
+    """A new file of a known size, written in any order by any number of threads.
+
+    Raises:
+        OSError: it exists, or there is no room for it.
+    """
+
+    def __init__(self, path: Path, size_bytes: int, disk: Disk = REAL) -> None:
+        self._disk = disk
+        self._size_bytes = size_bytes
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            self._direct = _reopen(self._fd, os.O_WRONLY)
+            # Blocks that exist, inside the file's size, are written by several threads at once.
+            _allocate(self._fd, _up(size_bytes) if self._direct is not None else size_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def direct(self) -> bool:
+        """Whether what is written must be whole blocks, from aligned memory."""
+        return self._direct is not None
+
+    def write(self, memory: Sequence[Bytes], offset: int) -> None:
+        """Write all of ``memory`` at ``offset``."""
+        if (fd := self._direct) is not None:
+            try:
+                _write_all(self._disk, fd, memory, offset)
+            except OSError as error:
+                if error.errno not in _NO_DIRECT:
+                    raise
+                self._direct = None  # it took the flag at open, but means it not
+                _say_once(os.fstat(fd).st_dev)
+                os.close(fd)
+            else:
+                return
+        _write_all(self._disk, self._fd, memory, offset)
+
+    def finish(self) -> None:
+        """Cut the last block to size and make the file durable."""
+        os.ftruncate(self._fd, self._size_bytes)
+        self._disk.sync(self._fd)
+
+    def close(self) -> None:
+        """Let go of the file, finished or not."""
+        _close(self._fd, self._direct)
+
+
+class InFile:
+    """A file to be read by any number of threads. Owns ``fd``.
+
+    Args:
+        direct: past the page cache, for what is not in it; else always through it.
+    """
+
+    def __init__(self, fd: int, *, direct: bool = True, disk: Disk = REAL) -> None:
+        self._fd = fd
+        self._disk = disk
+        self._direct = _reopen(fd, os.O_RDONLY) if direct else None
+        self.size_bytes = os.fstat(fd).st_size
+
+    def read_cached(self, memory: Sequence[Bytes], offset: int) -> bool:
+        """Fill ``memory``, if the page cache can or must do it; else return False."""
+        flags = 0 if self._direct is None else os.RWF_NOWAIT
+        left: Sequence[Bytes] = memory
+        try:
+            while left:
+                count = self._disk.read(self._fd, left[:_IOV_MAX], offset, flags)
+                if not count:
+                    raise _truncated()
+                left, offset = _after(left, count), offset + count
+        except OSError as error:
+            if not flags or error.errno not in _NOT_CACHED:
+                raise
+            return False
+        return True
+
+    def read_direct(self, block: Bytes, offset: int) -> None:
+        """Fill an aligned ``block`` from an aligned ``offset``, as far as the file goes."""
+        expected = min(block.size, self.size_bytes - offset)
+        done = 0
+        while done < expected:
+            fd = self._fd if self._direct is None else self._direct
+            try:
+                count = self._disk.read(fd, [block[done:]], offset + done)
+            except OSError as error:
+                if fd == self._fd or error.errno not in _NO_DIRECT:
+                    raise
+                self._direct = None
+                _say_once(os.fstat(fd).st_dev)
+                continue
+            if not count:
+                raise _truncated()
+            done += count
+
+    def close(self) -> None:
+        """Let go of the file."""
+        _close(self._fd, self._direct)
+
+
+def _reopen(fd: int, access: int) -> int | None:
+    """The same file once more, for direct I/O; None if its file system refuses."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", access | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        _say_once(os.fstat(fd).st_dev)
+        return None
+
+
+@functools.cache
+def _say_once(device: int) -> None:
+    _log.info(
+        "the file system on device %d:%d refuses direct I/O: going through the page cache",
+        os.major(device),
+        os.minor(device),
+    )
+
+
+def _allocate(fd: int, size_bytes: int) -> None:
+    """Reserve the blocks now, so that a full disk shows before anything is written."""
+    if not size_bytes:
+        return
+    # Not posix_fallocate(): where there is no support, glibc would write to every block instead.
+    while _libc.fallocate(fd, 0, 0, size_bytes):
+        code = ctypes.get_errno()
+        if code == errno.EINTR:
+            continue
+        if code not in {errno.EOPNOTSUPP, errno.ENOSYS}:
+            raise OSError(code, os.strerror(code))
+        os.ftruncate(fd, size_bytes)
+        return
+
+
+def _write_all(disk: Disk, fd: int, memory: Sequence[Bytes], offset: int) -> None:
+    while memory:
+        count = disk.write(fd, memory[:_IOV_MAX], offset)
+        memory, offset = _after(memory, count), offset + count
+
+
+def _after(memory: Sequence[Bytes], count: int) -> Sequence[Bytes]:
+    """What is left of ``memory`` behind its first ``count`` bytes."""
+    for i, one in enumerate(memory):
+        if count < one.size:
+            return [one[count:], *memory[i + 1 :]]
+        count -= one.size
+    return []
+
+
+def _up(size_bytes: int) -> int:
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _truncated() -> OSError:
+    return OSError(errno.EIO, "the file ends too early")
+
+
+def _close(fd: int, direct: int | None) -> None:
+    os.close(fd)
+    if direct is not None:
+        os.close(direct)

@@ -1,0 +1,230 @@
+"""Move the bytes of one file between memory and disk with several threads, hashing on the way.
+
+The file is cut into pieces. Each thread takes the next piece, moves it, and hashes it when it is
+that piece's turn: moving runs in parallel, hashing in file order, so that one hash covers a run of
+any length in one pass over memory. All the memory it takes is a buffer a thread.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import xxhash
+
+from slurmspot.checkpoint.disk import BLOCK_BYTES, Bytes, InFile, OutFile
+
+PIECE_BYTES = 8 << 20
+THREADS = 4
+_BRIDGE_BYTES = 64 << 10  # reading over a gap this small beats beginning a new piece
+_FEW = 64  # so many parts of a piece are moved without a buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Consecutive bytes of a file.
+
+    Attributes:
+        digest: is fed these bytes in order; several runs may share one.
+        memory: gives where they come from or go to, when it is their turn; None hashes only.
+        done: called once all of them have arrived and have been hashed, by any thread.
+    """
+
+    start: int
+    size: int
+    digest: xxhash.xxh3_128
+    memory: Callable[[], memoryview | bytes | Bytes] | None = None
+    done: Callable[[], None] | None = None
+
+
+@dataclass(slots=True)
+class _Part:
+    """Some bytes of a run: ``at`` within their piece, and their memory, if they have any."""
+
+    run: Run
+    at: int
+    size: int
+    memory: Bytes | None
+
+    def within(self, buffer: Bytes) -> Bytes:
+        """Its place in a buffer for the whole piece."""
+        return buffer[self.at : self.at + self.size]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A stretch of the file that begins on a block and is at most PIECE_BYTES long."""
+
+    start: int
+    size: int = 0
+    parts: list[_Part] = field(default_factory=list)
+
+    def spread(self, buffer: Bytes) -> Iterator[Bytes]:
+        """Memory for each byte of the piece: its own where it has some, else the buffer's."""
+        end = 0
+        for part in self.parts:
+            if part.at > end:
+                yield buffer[end : part.at]
+            end = part.at + part.size
+            yield part.within(buffer) if part.memory is None else part.memory
+
+    def hash(self, contents: Sequence[Bytes], turn: _Turn) -> None:
+        """Feed each part's content to its digest, when it is this piece's turn."""
+        with turn:
+            for part, content in zip(self.parts, contents, strict=True):
+                part.run.digest.update(content.data)
+
+
+def write(file: OutFile, runs: Sequence[Run]) -> None:
+    """Write ``runs``, which follow each other from the start of the file without a gap."""
+
+    def move(piece: _Piece, buffer: Bytes, turn: _Turn) -> None:
+        if file.direct or len(piece.parts) > _FEW:
+            for part in piece.parts:
+                if part.memory is not None:
+                    part.within(buffer)[:] = part.memory
+            piece.hash([part.within(buffer) for part in piece.parts], turn)
+            end = -(-piece.size // BLOCK_BYTES) * BLOCK_BYTES if file.direct else piece.size
+            buffer[piece.size : end] = 0
+            file.write([buffer[:end]], piece.start)
+        else:
+            memory = list(piece.spread(buffer))
+            piece.hash(memory, turn)
+            file.write(memory, piece.start)
+
+    _Job(runs, move).run()
+
+
+def read(file: InFile, runs: Sequence[Run], progress: Callable[[int], None] | None = None) -> None:
+    """Read ``runs``, which are in order and do not overlap.
+
+    Args:
+        progress: called with the number of bytes just read, by any thread.
+    """
+    missing: dict[int, int] = {}
+    lock = threading.Lock()
+
+    def count(part: _Part) -> None:
+        with lock:
+            left = missing.get(part.run.start, part.run.size) - part.size
+            missing[part.run.start] = left
+        if not left and part.run.done is not None:
+            part.run.done()
+
+    def move(piece: _Piece, buffer: Bytes, turn: _Turn) -> None:
+        few = len(piece.parts) <= _FEW
+        memory = list(piece.spread(buffer)) if few else [buffer[: piece.size]]
+        in_place = file.read_cached(memory, piece.start)
+        if not in_place:
+            file.read_direct(buffer[: -(-piece.size // BLOCK_BYTES) * BLOCK_BYTES], piece.start)
+        arrived = [
+            part.memory if in_place and few and part.memory is not None else part.within(buffer)
+            for part in piece.parts
+        ]
+        piece.hash(arrived, turn)
+        for part, bytes_ in zip(piece.parts, arrived, strict=True):
+            if part.memory is not None and bytes_ is not part.memory:
+                part.memory[:] = bytes_
+            count(part)
+        if progress is not None:
+            progress(piece.size)
+
+    _Job(runs, move).run()
+
+
+class _Turn:
+    """Lets the pieces through in the order in which they were taken."""
+
+    def __init__(self, job: _Job, number: int) -> None:
+        self._job = job
+        self._number = number
+
+    def __enter__(self) -> None:
+        with self._job.changed:
+            self._job.changed.wait_for(
+                lambda: self._job.turn == self._number or self._job.error is not None
+            )
+            if self._job.error is not None:
+                raise _Stopped
+
+    def __exit__(self, *_: object) -> None:
+        with self._job.changed:
+            self._job.turn += 1
+            self._job.changed.notify_all()
+
+
+class _Stopped(Exception):  # noqa: N818 - never leaves this module
+    """Another thread has failed."""
+
+
+class _Job:
+    """The threads that move one file's pieces."""
+
+    def __init__(self, runs: Sequence[Run], move: Callable[[_Piece, Bytes, _Turn], None]) -> None:
+        self._pieces = enumerate(_cut(runs))
+        self._taking = threading.Lock()
+        self._move = move
+        most = 1 + sum(run.size for run in runs) // PIECE_BYTES
+        self._threads = min(THREADS, most)
+        self.changed = threading.Condition()
+        self.turn = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Move everything; raise the first error of any thread."""
+        helpers = [
+            threading.Thread(target=self._work, name="slurmspot-disk", daemon=True)
+            for _ in range(self._threads - 1)
+        ]
+        for helper in helpers:
+            helper.start()
+        self._work()
+        for helper in helpers:
+            helper.join()
+        if self.error is not None:
+            raise self.error
+
+    def _work(self) -> None:
+        try:
+            self._move_all(np.frombuffer(mmap.mmap(-1, PIECE_BYTES), np.uint8))
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised by run()
+            with self.changed:
+                self.error = self.error or error
+                self.changed.notify_all()
+
+    def _move_all(self, buffer: Bytes) -> None:
+        while self.error is None:
+            with self._taking:
+                number, piece = next(self._pieces, (0, None))
+            if piece is None:
+                return
+            self._move(piece, buffer, _Turn(self, number))
+
+
+def _cut(runs: Iterable[Run]) -> Iterator[_Piece]:
+    piece: _Piece | None = None
+    for run in runs:
+        memory = None if run.memory is None else np.frombuffer(run.memory(), np.uint8)
+        done = 0
+        while done < run.size:
+            start = run.start + done
+            if piece is not None:
+                end = piece.start + piece.size
+                if start - end > _BRIDGE_BYTES or start >= piece.start + PIECE_BYTES:
+                    yield piece
+                    piece = None
+            if piece is None:
+                piece = _Piece(start=start - start % BLOCK_BYTES)
+            at = start - piece.start
+            size = min(run.size - done, PIECE_BYTES - at)
+            part = None if memory is None else memory[done : done + size]
+            piece.parts.append(_Part(run=run, at=at, size=size, memory=part))
+            piece.size = at + size
+            done += size
+    if piece is not None:
+        yield piece
