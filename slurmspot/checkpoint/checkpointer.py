@@ -20,7 +20,6 @@ from slurmspot.checkpoint.random_state import RandomState
 from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.state import State, take
 from slurmspot.checkpoint.tagged import Encoded, encode
-from slurmspot.checkpoint.verify import Problem, problems_of
 from slurmspot.errors import (
     CheckpointWriteError,
     CorruptCheckpointError,
@@ -165,9 +164,6 @@ class Checkpointer:
         rejected: list[tuple[int, str]] = []
         for step in found:
             path = self._folder / steps.step_name(step)
-            if problem := self._problem(path):
-                rejected.append((step, problem))
-                continue
             try:
                 loaded = loading.load(path, self._parts, ranks=self._ranks, per_rank=self._per_rank)
             except CorruptCheckpointError as error:
@@ -287,18 +283,6 @@ class Checkpointer:
                 steps.remove(path)
         while self._stale:
             steps.remove(self._stale.pop())
-
-    def _problem(self, path: Path) -> str | None:
-        """What is wrong with a checkpoint, found together: each rank reads some of its files."""
-
-        def mine() -> list[Problem]:
-            steps.committed(path.parent)  # a network file system looks anew for what is listed
-            return problems_of(path, part=self._ranks.rank, parts=self._ranks.size)
-
-        def first(found: list[list[Problem]]) -> str | None:
-            return next((str(problem) for problems in found for problem in problems), None)
-
-        return self._ranks.reduce(mine, first)
 
 
 def _raiser(error: Exception) -> Callable[[], saving.Snapshot]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
-from slurmspot.checkpoint import host, tagged
+from slurmspot.checkpoint import host, memory, tagged
 from slurmspot.checkpoint.manifest import Manifest
 from slurmspot.checkpoint.objects import Part, Saved
 from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.state import State, take
-from slurmspot.checkpoint.storage import Hdf5StorageReader
+from slurmspot.checkpoint.steps import committed
+from slurmspot.checkpoint.storage import Hdf5StorageReader, corrupt
+from slurmspot.checkpoint.verify import listing_problems, problems_of
 from slurmspot.errors import MismatchedCheckpointError, SlurmspotError
 
 
@@ -39,11 +44,21 @@ def key_of(name: str, rank: int, *, per_rank: bool) -> str:
 
 
 def load(
-    path: Path, parts: Mapping[str, Part], *, ranks: Ranks, per_rank: frozenset[str]
+    path: Path,
+    parts: Mapping[str, Part],
+    *,
+    ranks: Ranks,
+    per_rank: frozenset[str],
+    available_bytes: Callable[[], int] = memory.available_bytes,
 ) -> Loaded:
     """Load the checkpoint at ``path`` into ``parts``. Collective.
 
-    Every byte is read and checked, on every rank, before any object is touched.
+    The ranks together read and check every byte of it, in one pass, before any object is touched.
+    Where the host has too little memory for a second copy of the state, they check it all first;
+    then they load one object after the other, in place where that is possible, and check again.
+
+    Args:
+        available_bytes: the memory that may still be taken.
 
     Raises:
         CorruptCheckpointError: its content is not what was saved. Nothing has been loaded.
@@ -51,8 +66,14 @@ def load(
             object did not take its state, and then some have.
     """
     loading = _Loading(path, parts, ranks, per_rank)
-    for stage in (loading.match, loading.read, loading.apply, loading.compare):
-        ranks.reduce(stage, lambda _: None)
+    ranks.reduce(loading.match, lambda _: None)
+    groups = [list(parts)]
+    if ranks.reduce(lambda: loading.room_bytes > 0.8 * available_bytes(), any):
+        ranks.reduce(loading.check, lambda _: None)
+        groups = [[name] for name in parts]
+    for names in groups:
+        for stage in (loading.read, loading.apply, loading.compare):
+            ranks.reduce(partial(stage, names), lambda _: None)
     metadata = tagged.decode(loading.manifest.metadata)
     return Loaded(metadata=metadata, fresh=tuple(loading.fresh))
 
@@ -63,11 +84,11 @@ class _Loading:
     def __init__(
         self, path: Path, parts: Mapping[str, Part], ranks: Ranks, per_rank: frozenset[str]
     ) -> None:
-        self._reader = Hdf5StorageReader(path)
+        self._path = path
+        self._reader = Hdf5StorageReader(path, part=ranks.rank, parts=ranks.size)
         self._parts = parts
         self._ranks = ranks
         self._per_rank = per_rank
-        self._planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._states: dict[str, State] = {}
         self.fresh: list[str] = []
 
@@ -76,7 +97,10 @@ class _Loading:
         return self._reader.manifest
 
     def match(self) -> None:
-        """Compare names, types and shapes, and make room on the host."""
+        """Compare names, types and shapes, and plan room on the host."""
+        committed(self._path.parent)  # a network file system looks anew for what is listed
+        for problem in listing_problems(self._path, self.manifest):
+            raise corrupt(self._path, problem)
         if other := self.manifest.objects.keys() ^ self._parts.keys():
             raise MismatchedCheckpointError(
                 f"the checkpoint is of other objects: {min(other)} is "
@@ -102,19 +126,45 @@ class _Loading:
                     f"{name} was an object of another kind", why=f"{type(error).__name__}: {error}"
                 ) from error
             self._states[name] = State(skeleton=skeleton, tensors=templates)
-        rooms: dict[str, Any] = {}
-        for state in self._states.values():
-            rooms.update(state.tensors)
-        self._planner.set_up_planner(rooms, metadata, self._ranks.rank == 0)
 
-    def read(self) -> None:
+    @property
+    def room_bytes(self) -> int:
+        """Memory that the states take until the objects have them."""
+        return sum(
+            host.local(room).nbytes
+            for state in self._states.values()
+            for room in state.tensors.values()
+        )
+
+    def check(self) -> None:
+        """Check every byte, keeping none; then plan to load in place."""
+        self._reader = Hdf5StorageReader(self._path)
+        for problem in problems_of(self._path, part=self._ranks.rank, parts=self._ranks.size):
+            raise corrupt(self._path, problem)
+        for name, state in self._states.items():
+            live = take(self._key(name), self._parts[name].state()).tensors
+            self._states[name] = State(
+                skeleton=state.skeleton,
+                tensors={
+                    path: _in_place(live.get(path), room) for path, room in state.tensors.items()
+                },
+            )
+
+    def read(self, names: Sequence[str]) -> None:
         """Fill the room, checking hashes."""
-        plan = self._planner.finish_plan(self._planner.create_local_plan())
-        self._reader.read_data(plan, self._planner).wait()
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        rooms: dict[str, Any] = {}
+        for name in names:
+            if name in self._states:
+                rooms.update(self._states[name].tensors)
+        planner.set_up_planner(rooms, self._reader.read_metadata(), self._ranks.rank == 0)
+        plan = planner.finish_plan(planner.create_local_plan())
+        self._reader.read_data(plan, planner).wait()
 
-    def apply(self) -> None:
+    def apply(self, names: Sequence[str]) -> None:
         """Hand the states to the objects."""
-        for name, part in self._parts.items():
+        for name in names:
+            part = self._parts[name]
             try:
                 if name in self.fresh:
                     part.thing.fresh_state(self._seed(name))
@@ -127,9 +177,12 @@ class _Loading:
                     f"{name} did not take its state", why=f"{type(error).__name__}: {error}"
                 ) from error
 
-    def compare(self) -> None:
+    def compare(self, names: Sequence[str]) -> None:
         """Take the fingerprints of the live objects, and compare them with those of the save."""
-        for name, state in self._states.items():
+        for name in names:
+            state = self._states.pop(name, None)
+            if state is None:
+                continue
             record = self.manifest.objects[name]
             part, key = self._parts[name], self._key(name)
             if record.scope == "replicated":
@@ -169,6 +222,16 @@ class _Loading:
     def _seed(self, name: str) -> int:
         saved = "".join(self.manifest.objects[name].fingerprints)
         return xxhash.xxh3_64_intdigest(f"{saved}:{self._ranks.rank}".encode())
+
+
+def _in_place(live: torch.Tensor | None, room: torch.Tensor) -> torch.Tensor:
+    """The live tensor, if what is to be loaded fits it as it is; else room for it."""
+
+    def traits(tensor: torch.Tensor) -> tuple[Any, ...]:
+        cut = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        return tensor.device.type, tensor.dtype, tensor.shape, cut
+
+    return room if live is None or traits(live) != traits(room) else live.detach()
 
 
 def _difference(saved: State, live: State) -> str:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -42,8 +42,10 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from slurmspot.checkpoint import hdf5, host, manifest, steps, tagged
+from slurmspot.checkpoint import hdf5, host, manifest, reading, steps, tagged
+from slurmspot.checkpoint.disk import REAL, Disk
 from slurmspot.checkpoint.manifest import DataFile, Dataset, Manifest, ObjectRecord
+from slurmspot.checkpoint.reading import Problem, Target
 from slurmspot.checkpoint.verify import problems_of
 from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError
 
@@ -65,6 +67,7 @@ class Hdf5StorageWriter(StorageWriter):
         metadata: whatever shall be kept with it; plain data, or tagged JSON already.
         keep_existing: if an intact checkpoint turns out to be at ``path``, drop ours instead of
             failing.
+        disk: the calls that write data files.
     """
 
     def __init__(
@@ -74,8 +77,10 @@ class Hdf5StorageWriter(StorageWriter):
         step: int | None = None,
         metadata: Mapping[str, Any] | tagged.Encoded | None = None,
         keep_existing: bool = False,
+        disk: Disk = REAL,
     ) -> None:
         super().__init__()
+        self._disk = disk
         self._step = step
         self.metadata = metadata
         self._keep_existing = keep_existing
@@ -128,7 +133,9 @@ class Hdf5StorageWriter(StorageWriter):
                     raise CheckpointWriteError(f"{tensors[i].index.fqn} is not a tensor")
                 return host.content(host.local(tensor.cpu()))
 
-            file = hdf5.write(place.folder / place.file, list(map(_piece, tensors)), data)
+            file = hdf5.write(
+                place.folder / place.file, list(map(_piece, tensors)), data, self._disk
+            )
             results += [
                 WriteResult(item.index, dataset.size_bytes, file)
                 for item, dataset in zip(tensors, file.datasets, strict=True)
@@ -173,10 +180,22 @@ class Hdf5StorageWriter(StorageWriter):
 
 
 class Hdf5StorageReader(StorageReader):
-    """Reads a checkpoint that :class:`Hdf5StorageWriter` wrote, checking each byte it uses."""
+    """Reads a checkpoint that :class:`Hdf5StorageWriter` wrote, checking each byte it reads.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    A load that raises may have changed some tensors already; those hold what was saved, or rest.
+
+    Args:
+        path: the checkpoint's folder.
+        part: with ``parts``, read and check every parts-th file in whole, starting at this one,
+            whatever of it is needed: then the ranks together check all bytes of all files.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, part: int = 0, parts: int | None = None
+    ) -> None:
         super().__init__()
+        self._part = part
+        self._parts = parts
         self.reset(path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -196,7 +215,8 @@ class Hdf5StorageReader(StorageReader):
             try:
                 self._manifest = manifest.read(self._path)
             except CorruptCheckpointError as error:
-                raise _corrupt(self._path / manifest.NAME, error.what) from None
+                problem = Problem(file=manifest.NAME, dataset=None, problem=error.what)
+                raise corrupt(self._path, problem) from None
         return self._manifest
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
@@ -242,39 +262,28 @@ class Hdf5StorageReader(StorageReader):
                 planner.load_bytes(item, self._value(item.storage_index.fqn))
             else:
                 wanted.setdefault(item.storage_index, []).append(item)
-        for file in self.manifest.files:
-            needed = [
-                (d, items)
-                for d in file.datasets
-                if (items := wanted.get(MetadataIndex(d.tensor, d.offset)))
-            ]
-            if needed:
-                self._read_file(file, needed, planner)
+        needed = [
+            [d for d in file.datasets if MetadataIndex(d.tensor, d.offset) in wanted]
+            for file in self.manifest.files
+        ]
+        # What several ranks of one machine read alike should come from the disk only once.
+        once = sum(file.size_bytes for file in self.manifest.files)
+        mine = sum(d.size_bytes for datasets in needed for d in datasets)
+        direct = mine * (self._parts or 1) <= 1.5 * once
+        lock = threading.Lock()
+        for i, (file, datasets) in enumerate(zip(self.manifest.files, needed, strict=True)):
+            whole = self._parts is not None and i % self._parts == self._part
+            targets = {
+                d.name: _target(d, wanted[MetadataIndex(d.tensor, d.offset)], planner, lock)
+                for d in datasets
+            }
+            if targets or whole:
+                problems = reading.read(self._path, file, targets, whole=whole, direct=direct)
+                if problems:
+                    raise corrupt(self._path, problems[0])
         future: Future[None] = Future()
         future.set_result(None)
         return future
-
-    def _read_file(
-        self,
-        file: DataFile,
-        needed: list[tuple[Dataset, list[ReadItem]]],
-        planner: LoadPlanner,
-    ) -> None:
-        path = self._path / file.name
-        try:
-            fd = manifest.open_regular(path)
-        except OSError as error:
-            raise _corrupt(path, error.strerror) from None
-        with os.fdopen(fd, "rb", buffering=0):
-            if os.fstat(fd).st_size != file.size_bytes:
-                raise _corrupt(path, "its size is not what was saved")
-            for dataset, items in needed:
-                piece = _read(fd, path, dataset)
-                for item in items:
-                    part = _narrow(piece, item)
-                    target = planner.resolve_tensor(item).detach()
-                    target.copy_(part)
-                    planner.commit_tensor(item, target)
 
     def _value(self, name: str) -> io.BytesIO:
         # Planners expect torch.save's bytes; these are made here from JSON, not read from a disk.
@@ -313,18 +322,49 @@ def _piece(item: WriteItem) -> hdf5.Piece:
     )
 
 
-def _read(fd: int, path: Path, dataset: Dataset) -> torch.Tensor:
-    raw = host.empty(torch.Size([dataset.size_bytes]), torch.uint8)
-    view = host.content(raw)
-    done = 0
-    while done < dataset.size_bytes:
-        count = os.preadv(fd, [view[done : done + (1 << 30)]], dataset.start + done)
-        if not count:
-            break
-        done += count
-    if xxhash.xxh3_128_hexdigest(view) != dataset.xxh3_128:
-        raise _corrupt(path, f"dataset {dataset.name} is not what was saved")
-    return raw.view(getattr(torch, dataset.dtype)).reshape(dataset.shape)
+def _target(
+    dataset: Dataset, items: Sequence[ReadItem], planner: LoadPlanner, lock: threading.Lock
+) -> Target:
+    """Straight into the tensor that is to be loaded, or by way of memory of its own."""
+    piece: list[torch.Tensor] = []
+    room: list[torch.Tensor] = []
+
+    def memory() -> memoryview:
+        with lock:
+            goal = planner.resolve_tensor(items[0]).detach()
+        if len(items) == 1 and _is_like(goal, dataset):
+            room.append(goal)
+        else:
+            shape = torch.Size(dataset.shape)
+            piece.append(host.empty(shape, getattr(torch, dataset.dtype)))
+        return host.content((room or piece)[0])
+
+    def done() -> None:
+        with lock:
+            for item in items:
+                goal = planner.resolve_tensor(item).detach()
+                if not room:
+                    goal.copy_(_narrow(piece[0], item))
+                planner.commit_tensor(item, goal)
+        room.clear()
+        piece.clear()
+
+    if not dataset.size_bytes:
+        memory()
+    return Target(memory=memory, done=done)
+
+
+def _is_like(tensor: torch.Tensor, dataset: Dataset) -> bool:
+    """Whether the dataset's bytes are just what the memory of ``tensor`` must hold."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and host.dtype_name(tensor.dtype) == dataset.dtype
+        and tuple(tensor.shape) == dataset.shape
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
 
 
 def _narrow(piece: torch.Tensor, item: ReadItem) -> torch.Tensor:
@@ -336,9 +376,10 @@ def _narrow(piece: torch.Tensor, item: ReadItem) -> torch.Tensor:
     ]
 
 
-def _corrupt(path: Path, problem: str | None) -> CorruptCheckpointError:
+def corrupt(folder: Path, problem: Problem) -> CorruptCheckpointError:
+    """The error for a checkpoint with a problem."""
     return CorruptCheckpointError(
-        f"{path} is damaged",
-        why=problem,
-        fix=f"see all of it with `slurmspot verify {path.parent}`",
+        f"{folder} is damaged",
+        why=str(problem),
+        fix=f"see all of it with `slurmspot verify {folder}`",
     )

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
-from slurmspot.checkpoint import hdf5, manifest, steps
-from slurmspot.checkpoint.manifest import DataFile
+from slurmspot.checkpoint import hdf5, manifest, reading, steps
+from slurmspot.checkpoint.manifest import Manifest
+from slurmspot.checkpoint.reading import Problem, Progress
 from slurmspot.errors import CheckpointError, CorruptCheckpointError, NotFoundError
 
-_CHUNK_BYTES = 16 << 20
-
-Progress = Callable[[int], None]
-"""Called with the number of bytes just read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Something that is not as it was saved.
-
-    Attributes:
-        file: name within the checkpoint's folder.
-        dataset: the dataset it lies in, or None if it lies in none.
-    """
-
-    file: str
-    dataset: str | None
-    problem: str
-
-    def __str__(self) -> str:
-        return ": ".join(filter(None, (self.file, self.dataset, self.problem)))
+__all__ = ["CheckpointReport", "Problem", "Progress", "listing_problems", "problems_of", "verify"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +33,7 @@ class CheckpointReport:
         return not self.problems
 
 
-def verify(path: Path, progress: Progress = lambda _: None) -> list[CheckpointReport]:
+def verify(path: Path, progress: Progress | None = None) -> list[CheckpointReport]:
     """Verify a run folder, a folder of checkpoints, or one checkpoint; newest first.
 
     Raises:
@@ -85,7 +62,7 @@ def _find(path: Path) -> list[tuple[Path, int | None]]:
     return [(found, step) for step, found in steps.committed(path).items()]
 
 
-def _report(path: Path, step: int | None, progress: Progress) -> CheckpointReport:
+def _report(path: Path, step: int | None, progress: Progress | None) -> CheckpointReport:
     problems = problems_of(path, progress=progress)
     try:
         known = manifest.read(path)
@@ -101,7 +78,7 @@ def _report(path: Path, step: int | None, progress: Progress) -> CheckpointRepor
 
 
 def problems_of(
-    path: Path, *, part: int = 0, parts: int = 1, progress: Progress = lambda _: None
+    path: Path, *, part: int = 0, parts: int = 1, progress: Progress | None = None
 ) -> list[Problem]:
     """What is wrong with the checkpoint at ``path``; empty if it is intact.
 
@@ -109,60 +86,29 @@ def problems_of(
         part: with ``parts``, read only every parts-th file, starting at this one, so that ranks
             can share the work. The manifest and the list of files are always checked.
     """
-    if path.is_symlink() or not path.is_dir():
-        return [Problem(file=path.name, dataset=None, problem="is not a folder")]
     try:
         known = manifest.read(path)
     except CorruptCheckpointError as error:
         return [Problem(file=manifest.NAME, dataset=None, problem=error.what)]
+    problems = listing_problems(path, known)
+    for file in known.files[part::parts]:
+        found = reading.read(path, file, {}, whole=True, progress=progress)
+        problems += found or [
+            Problem(file=file.name, dataset=name, problem=text)
+            for name, text in hdf5.structure_problems(path / file.name, file)
+        ]
+    return problems
+
+
+def listing_problems(path: Path, known: Manifest) -> list[Problem]:
+    """What is wrong with the folder itself: a link, or files that the manifest does not list."""
+    if path.is_symlink() or not path.is_dir():
+        return [Problem(file=path.name, dataset=None, problem="is not a folder")]
     try:
         present = {entry.name for entry in path.iterdir()} - {manifest.NAME}
     except OSError as error:
         return [Problem(file=path.name, dataset=None, problem=error.strerror or str(error))]
-    listed = {file.name for file in known.files}
-    problems = [
+    return [
         Problem(file=name, dataset=None, problem="is not in the manifest")
-        for name in sorted(present - listed)
+        for name in sorted(present - {file.name for file in known.files})
     ]
-    for file in known.files[part::parts]:
-        problems += _file_problems(path / file.name, file, progress)
-    return problems
-
-
-def _file_problems(path: Path, file: DataFile, progress: Progress) -> list[Problem]:
-    def problem(text: str, dataset: str | None = None) -> Problem:
-        return Problem(file=file.name, dataset=dataset, problem=text)
-
-    try:
-        fd = manifest.open_regular(path)
-    except FileNotFoundError:
-        return [problem("is missing")]
-    except OSError as error:
-        return [problem(error.strerror or str(error))]
-    with os.fdopen(fd, "rb", buffering=0):
-        size = os.fstat(fd).st_size
-        if size != file.size_bytes:
-            return [problem(f"holds {size} bytes instead of {file.size_bytes}")]
-        try:
-            problems = [
-                problem("content differs from what was saved", d.name)
-                for d in file.datasets
-                if _hash(fd, [(d.start, d.size_bytes)], progress) != d.xxh3_128
-            ]
-            if _hash(fd, file.gaps(), progress) != file.rest_xxh3_128:
-                problems.append(problem("bytes outside the datasets differ from what was saved"))
-        except OSError as error:
-            return [problem(f"cannot be read: {error.strerror}")]
-    if problems:
-        return problems
-    return [problem(text, name) for name, text in hdf5.structure_problems(path, file)]
-
-
-def _hash(fd: int, runs: list[tuple[int, int]], progress: Progress) -> str:
-    digest = xxhash.xxh3_128()
-    for start, size in runs:
-        for offset in range(start, start + size, _CHUNK_BYTES):
-            chunk = os.pread(fd, min(_CHUNK_BYTES, start + size - offset), offset)
-            digest.update(chunk)
-            progress(len(chunk))
-    return digest.hexdigest()
