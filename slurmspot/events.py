@@ -20,7 +20,10 @@ Event names and what belongs to each (besides ``t_ns``, ``mono_ns``, ``event``, 
                      machine that goes away, and Slurm does not know
 ``agreed``           the step at which all ranks save
 ``snapshot_begin``   trigger (start, period, notice, final)
-``snapshot_end``     stall_s
+``snapshot_end``     stall_s: what training has waited, at the boundary and before the optimizer
+``snapshot_look``    tensors, seconds: once for a tensor, before it may be copied while training
+                     goes on, training waits to see that only its optimizer moves it
+``save_skipped``     trigger; every rank skips it: the one before is not durable everywhere yet
 ``persist_end``      size_bytes, seconds
 ``commit``           tier, trigger
 ``save_failed``      error
@@ -142,26 +145,29 @@ class Thinning:
     """
 
     def __init__(self) -> None:
-        self._stride = 1
-        self._kept_ns: int | None = None
+        self._kept: tuple[int, int] | None = None  # step and when, or where counting began
 
     def keeps(self, step: int, now_ns: int) -> bool:
         """Whether to log ``step``, made at monotonic time ``now_ns``."""
-        if step % self._stride:
+        if self._kept is None:
+            self._kept = (step, now_ns)
             return False
-        if self._kept_ns is not None:
-            elapsed_ns = now_ns - self._kept_ns
-            if elapsed_ns < _LOG_EVERY_NS // 2:
-                self._stride = _rounder(self._stride)
-            elif elapsed_ns > _LOG_EVERY_NS * 8:
-                self._stride = 1
-        self._kept_ns = now_ns
+        kept_step, kept_ns = self._kept
+        steps_a_second = (step - kept_step) * _LOG_EVERY_NS / max(1, now_ns - kept_ns)
+        if step % _rounded_up(steps_a_second):
+            return False
+        self._kept = (step, now_ns)
         return True
 
 
-def _rounder(stride: int) -> int:
-    """The next of 1, 2, 5, 10, 20, 50 and so on."""
-    return stride * 5 // 2 if str(stride)[0] == "2" else stride * 2
+def _rounded_up(number: float) -> int:
+    """The least of 1, 2, 5, 10, 20, 50 and so on that is not below ``number``."""
+    power = 1
+    while True:
+        for first in (1, 2, 5):
+            if first * power >= number:
+                return first * power
+        power *= 10
 
 
 def read_events(events: Path, *, steps: bool = True) -> list[Event]:

@@ -96,22 +96,24 @@ def test_an_event_can_be_stamped_with_the_time_it_happened(tmp_path):
     assert (line["t_ns"], line["mono_ns"]) == (5, 6)
 
 
-def _kept(step_s, steps):
+def _kept(times):
     thinning = Thinning()
-    return [step for step in range(1, steps) if thinning.keeps(step, int(step * step_s * 1e9))]
+    return [step for step, t in enumerate(times, 1) if thinning.keeps(step, int(t * 1e9))]
 
 
 def test_steps_are_thinned_to_round_numbers():
-    assert _kept(2.0, 5) == [1, 2, 3, 4]
-    fast = _kept(0.01, 2000)
-    assert fast[-3:] == [1800, 1850, 1900] or all(step % 50 == 0 for step in fast[-3:])
-    assert len(fast) < 50
-    slower = _kept(0.1, 100)
-    assert all(step % 10 == 0 for step in slower if step > 10)
+    assert _kept([2.0 * step for step in range(5)]) == [2, 3, 4, 5]
+    assert _kept([0.11 * step for step in range(55)]) == [10, 20, 30, 40, 50]
+    assert _kept([0.004 * step for step in range(2000)]) == [500, 1000, 1500, 2000]
+
+
+def test_two_attempts_log_the_same_steps():
+    whole = _kept([0.11 * step for step in range(200)])
+    thinning = Thinning()
+    resumed = [s for s in range(87, 201) if thinning.keeps(s, int(0.11 * s * 1e9))]
+    assert resumed == [step for step in whole if step > 87]
 
 
 def test_thinning_wakes_up_when_steps_become_slow():
-    thinning = Thinning()
     times = [0.01 * step for step in range(1000)] + [10 + 60 * step for step in range(300)]
-    kept = [step for step, t in enumerate(times) if thinning.keeps(step, int(t * 1e9))]
-    assert kept[-10:] == list(range(1290, 1300))
+    assert _kept(times)[-10:] == list(range(1291, 1301))
