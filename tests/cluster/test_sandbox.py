@@ -133,10 +133,16 @@ def test_vanish_takes_processes_and_local_disk_and_revive_brings_the_node_back(
 def test_the_controller_may_die(sandbox: Sandbox) -> None:
     job = submit(sandbox, "sleep 100")
     wait_until(lambda: job_state(sandbox, job) == "RUNNING")
+    # What it has not saved yet it forgets, and then gives the same job ids again.
+    saved = sandbox.layout.run("slurmctld") / "job_state"
+    running_s = time.time()
+    checked(sandbox.run, ["scontrol", "update", f"JobId={job}", "Comment=save"])
+    wait_until(lambda: saved.stat().st_mtime > running_s)
     sandbox.stop_controller()
     assert not sandbox.status().healthy
     sandbox.restart_controller()
     assert sandbox.status().healthy
+    assert job_state(sandbox, job) == "RUNNING"
 
 
 def test_the_accounting_may_die(sandbox: Sandbox) -> None:
