@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,11 @@ import torch.distributed as dist
 import xxhash
 
 from slurmspot.checkpoint import host, loading, saving, steps
+from slurmspot.checkpoint.copying import Copying, Steadiness
 from slurmspot.checkpoint.objects import parts
 from slurmspot.checkpoint.random_state import RandomState
 from slurmspot.checkpoint.ranks import Ranks
+from slurmspot.checkpoint.staging import Staging
 from slurmspot.checkpoint.state import State, take
 from slurmspot.checkpoint.tagged import Encoded, encode
 from slurmspot.errors import (
@@ -55,10 +58,33 @@ class Held:
 
     states: Mapping[str, State]
     extras: Mapping[str, Mapping[str, torch.Tensor | None]]
+    staging: Staging
+    use: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Save:
+    """What the background needs to know of one save.
+
+    Attributes:
+        stall_s: seconds that training has waited up to here.
+        earlier: the save that must be over before this one is written.
+    """
+
+    step: int
+    target: Path
+    trigger: str
+    snapshot: Callable[[], saving.Snapshot]
+    copying: Copying
+    stall_s: float
+    earlier: threading.Thread | None
 
 
 class Checkpointer:
     """Saves and restores registered objects, on all ranks together.
+
+    Memory: each rank holds ``in_flight`` copies of its part of the state on the host, allocated at
+    the first saves and used again; writing takes no further copy. :attr:`staging_bytes` tells.
 
     Args:
         folder: where the checkpoints lie; made at the first save.
@@ -70,6 +96,8 @@ class Checkpointer:
         per_rank: names of objects whose state differs from rank to rank; random states always
             count among them. Restored with another number of ranks, such an object needs a method
             ``fresh_state(seed)`` for ranks that the saved run did not have.
+        in_flight: how many saves may be unfinished at once, at least 1; each takes one copy of
+            the state in memory. They are written one after the other.
         emit: called as ``emit(event, step=…, **data)`` with the events of
             :mod:`slurmspot.events`, also from the background thread.
     """
@@ -82,49 +110,88 @@ class Checkpointer:
         keep: int = 3,
         process_group: dist.ProcessGroup | None = None,
         per_rank: frozenset[str] = frozenset({"random"}),
+        in_flight: int = 1,
         emit: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
         self._folder = folder
         self._parts = parts(objects)
         if keep < 1:
             raise UsageError(f"keep={keep} would keep no checkpoint", fix="keep at least 1")
+        if in_flight < 1:
+            raise UsageError(f"in_flight={in_flight} would save nothing", fix="allow at least 1")
         self._keep = keep
-        self._own_group = None
+        self._owns_group = process_group is None
         if process_group is None and dist.is_available() and dist.is_initialized():
-            process_group = self._own_group = dist.new_group(backend="gloo")
+            process_group = dist.new_group(backend="gloo")
         self._ranks = Ranks(process_group)
+        self._votes = self._ranks.twin()
         random = {name for name, thing in objects.items() if isinstance(thing, RandomState)}
         self._per_rank = frozenset((per_rank & objects.keys()) | random)
         self._emit = emit
-        self._thread: threading.Thread | None = None
+        self._staging = deque(Staging() for _ in range(in_flight))  # the next to use comes first
+        self._threads: deque[threading.Thread] = deque()  # the oldest save comes first
+        self._copying: Copying | None = None
+        self._known = Steadiness()
+        self._unhook = [part.before_step(self._before_step) for part in self._parts.values()]
         self._failure: CheckpointWriteError | None = None
         self._rejected: set[int] = set()
         # Those begun by this attempt are never among them, nor are those of later attempts, which
         # a process that is still running on a lost node would otherwise destroy.
         self._stale = self._ranks.reduce(lambda: steps.partials(folder), lambda found: found[0])
 
-    def save(self, step: int, *, trigger: str, meta: Mapping[str, Any]) -> None:
+    @property
+    def staging_bytes(self) -> int:
+        """Host memory that this rank holds for copies of its state."""
+        return sum(staging.size_bytes for staging in self._staging)
+
+    def save(
+        self, step: int, *, trigger: str, meta: Mapping[str, Any], may_skip: bool = False
+    ) -> bool:
         """Copy the state of all objects, then persist and commit it in the background.
 
-        Collective. Waits first for the save in flight. Returns when the copy is taken: training
-        may go on and change everything. A failure shows in :meth:`failed` and :meth:`wait`.
+        Collective. Returns when training may go on and change everything, except that the copy of
+        what only registered optimizers move may still be under way: their next step waits for it.
+        It is so with ``trigger="period"`` alone; for any other the copy is complete on return. A
+        failure shows in :meth:`failed` and :meth:`wait`.
+
+        Where ``in_flight`` saves are unfinished, waits for the oldest of them.
+
+        Args:
+            may_skip: rather do nothing than wait, on all ranks alike.
+
+        Returns:
+            Whether a save was begun.
 
         Raises:
             UsageError: the step has more than eight digits.
         """
         begin = time.monotonic()
         target = self._folder / steps.step_name(step)
+        full = len(self._threads) == len(self._staging)
+        if full and may_skip and self._votes.any(self._threads[0].is_alive()):
+            self._emit("save_skipped", step=step, trigger=trigger)
+            return False
         self._emit("snapshot_begin", step=step, trigger=trigger)
-        self._join()
-        snapshot = self._snapshot(meta)
-        self._emit("snapshot_end", step=step, stall_s=time.monotonic() - begin)
-        self._thread = threading.Thread(
-            target=self._persist,
-            args=(step, target, snapshot, trigger),
-            name="slurmspot-checkpoint",
-            daemon=True,
+        self._settle()
+        if full:
+            self._threads.popleft().join()
+        snapshot, copying = self._snapshot(meta, late=trigger == "period")
+        order = _Save(
+            step=step,
+            target=target,
+            trigger=trigger,
+            snapshot=snapshot,
+            copying=copying,
+            stall_s=time.monotonic() - begin,
+            earlier=self._threads[-1] if self._threads else None,
         )
-        self._thread.start()
+        thread = threading.Thread(
+            target=self._persist, args=(order,), name="slurmspot-checkpoint", daemon=True
+        )
+        thread.start()
+        self._threads.append(thread)
+        self._copying = copying
+        return True
 
     def wait(self) -> None:
         """Wait until the save in flight is committed: then every rank knows that it is durable.
@@ -186,16 +253,33 @@ class Checkpointer:
         return None
 
     def hold(self) -> Held:
-        """Copy everything registered, gradients included, to host memory."""
+        """Copy everything registered, gradients included, to host memory.
+
+        Waits for the saves in flight and uses their memory: the copy lasts until the next save.
+        """
+        self._join()
+        states = {name: self._take(name) for name in self._parts}
+        staging, (rooms, copying) = self._staging[0], self._copy(states.values())
+        copying.carry_out()
         return Held(
-            states={name: self._take(name).copy() for name in self._parts},
+            states={name: state.at(rooms) for name, state in states.items()},
             extras={name: part.extras() for name, part in self._parts.items()},
+            staging=staging,
+            use=staging.uses,
         )
 
     def put_back(self, held: Held) -> None:
-        """Make everything registered what it was at :meth:`hold`, bit for bit."""
+        """Make everything registered what it was at :meth:`hold`, bit for bit.
+
+        Raises:
+            UsageError: something was saved or held since, which took the memory.
+        """
+        if held.use != held.staging.uses:
+            raise UsageError("what was held is gone", why="a later save or hold took its memory")
+        self._join()
         for name, part in self._parts.items():
-            part.load(held.states[name].copy().whole())
+            state = held.states[name]
+            part.load((state.copy() if part.keeps else state).whole())
             part.put_back_extras(held.extras[name])
 
     def digest(self, names: Iterable[str] = ("model", "optimizer")) -> str:
@@ -212,11 +296,14 @@ class Checkpointer:
         return summed.hexdigest()
 
     def close(self) -> None:
-        """Wait for the save in flight, and let go of the process group."""
+        """Wait for the saves in flight; let go of optimizers, memory and process groups."""
         self._join()
-        if self._own_group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._own_group)
-            self._own_group = None
+        for unhook in self._unhook:
+            unhook()
+        self._staging = deque(Staging() for _ in self._staging)
+        self._votes.close()
+        if self._owns_group:
+            self._ranks.close()
 
     def _key(self, name: str) -> str:
         return loading.key_of(name, self._ranks.rank, per_rank=name in self._per_rank)
@@ -224,54 +311,85 @@ class Checkpointer:
     def _take(self, name: str) -> State:
         return take(self._key(name), self._parts[name].state())
 
-    def _snapshot(self, meta: Mapping[str, Any]) -> Callable[[], saving.Snapshot]:
+    def _snapshot(
+        self, meta: Mapping[str, Any], *, late: bool
+    ) -> tuple[Callable[[], saving.Snapshot], Copying]:
         """Copy everything; an error is kept for the save, where every rank hears of it."""
         try:
-            snapshot = saving.Snapshot(
-                captures={name: self._capture(name) for name in self._parts},
-                metadata=Encoded(encode(dict(meta), "meta")),
-            )
+            states = {name: self._take(name) for name in self._parts}
+            rooms, copying = self._copy(states.values(), late=late)
+            self._staging.rotate(-1)
+            captures = {
+                name: saving.Capture(
+                    key=self._key(name),
+                    state=state.at(rooms),
+                    per_rank=name in self._per_rank,
+                    loose=frozenset(self._parts[name].loose(name)),
+                )
+                for name, state in states.items()
+            }
+            metadata = Encoded(encode(dict(meta), "meta"))
         except Exception as error:  # noqa: BLE001 - raised again in the background
-            return _raiser(error)
-        return lambda: snapshot
+            return _raiser(error), Copying({}, {}, movers=(), known=self._known, late=False)
+        snapshot = saving.Snapshot(captures=captures, metadata=metadata)
+        return lambda: snapshot, copying
 
-    def _capture(self, name: str) -> saving.Capture:
-        return saving.Capture(
-            key=self._key(name),
-            state=self._take(name).copy(),
-            per_rank=name in self._per_rank,
-            loose=frozenset(self._parts[name].loose(name)),
-        )
+    def _copy(
+        self, states: Iterable[State], *, late: bool = False
+    ) -> tuple[Mapping[str, torch.Tensor], Copying]:
+        tensors = {path: one for state in states for path, one in state.tensors.items()}
+        rooms = self._staging[0].rooms(tensors)
+        movers = set().union(*(part.moved_by_step() for part in self._parts.values()))
+        return rooms, Copying(tensors, rooms, movers=movers, known=self._known, late=late)
 
     def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Wait until no save is in flight."""
+        self._settle()
+        while self._threads:
+            self._threads.popleft().join()
 
-    def _persist(
-        self,
-        step: int,
-        target: Path,
-        snapshot: Callable[[], saving.Snapshot],
-        trigger: str,
-    ) -> None:
+    def _settle(self) -> Copying | None:
+        """Wait until everything registered may change."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.settle()
+        return copying
+
+    def _before_step(self) -> None:
+        copying = self._settle()
+        if copying is not None:
+            begin = time.monotonic()
+            if count := copying.look():
+                self._emit("snapshot_look", tensors=count, seconds=time.monotonic() - begin)
+
+    def _persist(self, save: _Save) -> None:
+        stall_s = save.stall_s + save.copying.carry_out()
+        self._emit("snapshot_end", step=save.step, stall_s=stall_s)
+        if save.earlier is not None:
+            save.earlier.join()
         begin = time.monotonic()
 
         def on_written(size_bytes: int) -> None:
             seconds = time.monotonic() - begin
-            self._emit("persist_end", step=step, size_bytes=size_bytes, seconds=seconds)
+            self._emit("persist_end", step=save.step, size_bytes=size_bytes, seconds=seconds)
 
         try:
-            saving.save(target, snapshot, ranks=self._ranks, on_written=on_written)
+            saving.save(
+                save.target,
+                save.snapshot,
+                ranks=self._ranks,
+                on_written=on_written,
+                confirm=save.copying.confirm,
+            )
         except Exception as error:  # noqa: BLE001 - told by failed() and wait(), never lost
-            self._failure = _failure(step, error)
-            self._emit("save_failed", step=step, error=self._failure.why)
+            self._failure = _failure(save.step, error)
+            self._emit("save_failed", step=save.step, error=self._failure.why)
             return
         self._failure = None
         if self._ranks.rank == 0:
-            self._emit("commit", step=step, tier=steps.REMOTE, trigger=trigger)
+            self._emit("commit", step=save.step, tier=steps.REMOTE, trigger=save.trigger)
             with contextlib.suppress(OSError):  # what cannot be removed now is removed later
-                self._prune(step)
+                self._prune(save.step)
 
     def _prune(self, saved: int) -> None:
         """Remove what is superseded by ``saved``, which is durable."""

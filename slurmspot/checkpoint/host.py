@@ -50,12 +50,44 @@ def empty_like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.
     return torch.empty_like(tensor.detach(), device="cpu", dtype=dtype or tensor.dtype)
 
 
+def part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, as it lies in memory; not a copy."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, contiguous, with no pending conjugation."""
-    part = tensor.detach()
-    if isinstance(part, DTensor):
-        part = part.to_local()
-    return part.resolve_conj().resolve_neg().contiguous()
+    return part(tensor).resolve_conj().resolve_neg().contiguous()
+
+
+def address(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where this rank's part begins in memory, and its bytes: what tells tensors from each other.
+
+    A state dict gives new tensor objects around the same memory every time.
+    """
+    mine = part(tensor)
+    return mine.data_ptr(), mine.nbytes
+
+
+def onto(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """Host bytes ``memory`` as a tensor that is shaped, typed and sharded like ``tensor``."""
+    room = memory.view(tensor.dtype).reshape(part(tensor).shape)
+    if isinstance(tensor, DTensor):  # from_local() would move the room to the device of the mesh
+        spec = tensor._spec  # noqa: SLF001 - see above
+        return DTensor(room, spec, requires_grad=False)  # type: ignore[no-untyped-call]  # torch's
+    return room
+
+
+def is_like(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    """Whether they are shaped, typed and sharded alike, on whatever device."""
+    if one is None:
+        return False
+    return (one.dtype, one.shape, _cut(one)) == (other.dtype, other.shape, _cut(other))
+
+
+def _cut(tensor: torch.Tensor) -> Any:
+    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
 
 
 def content(tensor: torch.Tensor) -> memoryview:

@@ -8,7 +8,7 @@ has ``state_dict`` and ``load_state_dict`` and is taken at its word.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,13 @@ class Saved:
 
 
 class Part:
-    """One registered object; this class serves whatever has the two methods."""
+    """One registered object; this class serves whatever has the two methods.
+
+    Attributes:
+        keeps: whether the object may keep the very tensors it is given.
+    """
+
+    keeps = True
 
     def __init__(self, thing: Any) -> None:
         self.thing = thing
@@ -64,6 +70,15 @@ class Part:
         del name
         return set()
 
+    def moved_by_step(self) -> set[tuple[int, int]]:
+        """Where tensors lie that nothing but its step changes; see :func:`host.address`."""
+        return set()
+
+    def before_step(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Have ``call`` called before each step, if it has steps; undone by what is returned."""
+        del call
+        return _nothing
+
     def extras(self) -> dict[str, torch.Tensor | None]:
         """What training changes besides the state: copies, on the host."""
         return {}
@@ -74,6 +89,8 @@ class Part:
 
 class ModulePart(Part):
     """A model: its state must match the checkpoint's exactly."""
+
+    keeps = False
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -190,6 +207,28 @@ class OptimizerPart(Part):
         rest = {key: value for key, value in saved.items() if key != "state"}
         return found | {one.path: host.empty(one.shape, one.dtype) for one in walk(rest)}
 
+    def moved_by_step(self) -> set[tuple[int, int]]:
+        """Its parameters and its state.
+
+        None if its steps may pass by the hooks: a captured graph replays a step without them, and
+        a wrapper around an optimizer has a step of its own.
+        """
+        groups = self.optimizer.param_groups
+        if not _is_hooked(self.optimizer) or any(group.get("capturable") for group in groups):
+            return set()
+        parameters = (p for group in groups for p in group["params"])
+        states = self.optimizer.state.values()
+        fields = (one for state in states if isinstance(state, dict) for one in state.values())
+        tensors = (one for one in (*parameters, *fields) if isinstance(one, torch.Tensor))
+        return {host.address(tensor) for tensor in tensors}
+
+    def before_step(self, call: Callable[[], None]) -> Callable[[], None]:
+        """A step pre-hook."""
+        if not _is_hooked(self.optimizer):
+            return _nothing
+        hook = self.optimizer.register_step_pre_hook(lambda *_: call())
+        return hook.remove
+
     def _parameters(self) -> dict[str, torch.Tensor]:
         """Name to parameter, in the order of the optimizer's own numbering."""
         every = (p for group in self.optimizer.param_groups for p in group["params"])
@@ -248,6 +287,15 @@ def _part(name: str, thing: Any, names: Mapping[int, str]) -> Part:
             fix="give it both, or do not register it",
         )
     return Part(thing)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_hooked(optimizer: Optimizer) -> bool:
+    """Whether its steps run the step pre-hooks, as those of torch's own optimizers do."""
+    return getattr(type(optimizer).step, "hooked", False)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

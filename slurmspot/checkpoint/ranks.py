@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from slurmspot.errors import CheckpointError, SlurmspotError
@@ -53,6 +54,32 @@ class Ranks:
             outcome = self._attempt(lambda: decide([one.get() for one in gathered]))
         result: _R = self._broadcast(outcome).get()
         return result
+
+    def any(self, mine: bool) -> bool:
+        """Whether it is so on any rank; the same on all."""
+        if self._group is None:
+            return mine
+        votes = torch.tensor([int(mine)], device="cpu")
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(votes.item())
+
+    def twin(self) -> Ranks:
+        """The same processes, with a group of their own that another thread may use."""
+        if self._group is None:
+            return self
+        return Ranks(
+            dist.new_group(
+                dist.get_process_group_ranks(self._group),
+                backend="gloo",
+                use_local_synchronization=True,
+            )
+        )
+
+    def close(self) -> None:
+        """Let go of the group."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+            self._group = None
 
     def _attempt(self, work: Callable[[], Any]) -> _Outcome:
         try:

@@ -38,7 +38,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that one rank saves; nothing in it is shared with what training changes.
+    """All that one rank saves, in memory that training does not change.
 
     Attributes:
         captures: every registered object's state, by its name.
@@ -69,12 +69,14 @@ def save(
     *,
     ranks: Ranks,
     on_written: Callable[[int], None],
+    confirm: Callable[[], None] = lambda: None,
 ) -> None:
     """Write and commit ``target``, or leave nothing behind.
 
     Args:
         snapshot: gives this rank's part; may raise.
         on_written: called on each rank with the bytes it has made durable, before the commit.
+        confirm: called on each rank when all is written; raises if it must not be committed.
 
     Raises:
         SlurmspotError: a rank failed; the same on every rank.
@@ -106,6 +108,7 @@ def save(
 
     def write() -> list[WriteResult]:
         results = writer.write_data(planner.finish_plan(plans[ranks.rank]), planner).wait()
+        confirm()
         on_written(writer.size_bytes)
         return results
 

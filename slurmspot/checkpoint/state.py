@@ -31,6 +31,10 @@ class State:
         copied = {path: host.copy(tensor) for path, tensor in self.tensors.items()}
         return State(skeleton=self.skeleton, tensors=copied)
 
+    def at(self, rooms: Mapping[str, torch.Tensor]) -> State:
+        """The same state with its tensors elsewhere."""
+        return State(skeleton=self.skeleton, tensors={path: rooms[path] for path in self.tensors})
+
     def whole(self) -> Any:
         """The state, put together again around these very tensors."""
         return tagged.decode(self.skeleton, self.tensors.__getitem__)
