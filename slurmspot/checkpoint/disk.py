@@ -11,6 +11,7 @@ import ctypes
 import errno
 import functools
 import logging
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,10 @@ BLOCK_BYTES = 4096
 
 _IOV_MAX = 1024
 _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
-_NOT_CACHED = {errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 _log = logging.getLogger("slurmspot.checkpoint")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
 class Disk:
@@ -38,9 +39,9 @@ class Disk:
         """Write some of ``memory``; return how many bytes."""
         return os.pwritev(fd, [one.data for one in memory], offset)
 
-    def read(self, fd: int, memory: Sequence[Bytes], offset: int, flags: int = 0) -> int:
+    def read(self, fd: int, memory: Sequence[Bytes], offset: int) -> int:
         """Fill some of ``memory``; return how many bytes, 0 at the end of the file."""
-        return os.preadv(fd, [one.data for one in memory], offset, flags)
+        return os.preadv(fd, [one.data for one in memory], offset)
 
     def sync(self, fd: int) -> None:
         """Make all that was written durable."""
@@ -111,21 +112,17 @@ class InFile:
         self._disk = disk
         self._direct = _reopen(fd, os.O_RDONLY) if direct else None
         self.size_bytes = os.fstat(fd).st_size
+        self._map = None if self._direct is None else _mapped(fd)
 
     def read_cached(self, memory: Sequence[Bytes], offset: int) -> bool:
         """Fill ``memory``, if the page cache can or must do it; else return False."""
-        flags = 0 if self._direct is None else os.RWF_NOWAIT
-        left: Sequence[Bytes] = memory
-        try:
-            while left:
-                count = self._disk.read(self._fd, left[:_IOV_MAX], offset, flags)
-                if not count:
-                    raise _truncated()
-                left, offset = _after(left, count), offset + count
-        except OSError as error:
-            if not flags or error.errno not in _NOT_CACHED:
-                raise
+        if self._direct is not None and not self._is_cached(offset, sum(map(len, memory))):
             return False
+        while memory:
+            count = self._disk.read(self._fd, memory[:_IOV_MAX], offset)
+            if not count:
+                raise _truncated()
+            memory, offset = _after(memory, count), offset + count
         return True
 
     def read_direct(self, block: Bytes, offset: int) -> None:
@@ -146,6 +143,14 @@ class InFile:
                 raise _truncated()
             done += count
 
+    def _is_cached(self, offset: int, size: int) -> bool:
+        """Whether the page cache holds all of it. Asking makes the kernel read nothing."""
+        if self._map is None:
+            return False
+        pages = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
+        answer = _libc.mincore(self._map.ctypes.data + offset, size, pages.ctypes.data)
+        return not answer and bool((pages & 1).all())
+
     def close(self) -> None:
         """Let go of the file."""
         _close(self._fd, self._direct)
@@ -157,6 +162,14 @@ def _reopen(fd: int, access: int) -> int | None:
         return os.open(f"/proc/self/fd/{fd}", access | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:
         _say_once(os.fstat(fd).st_dev)
+        return None
+
+
+def _mapped(fd: int) -> Bytes | None:
+    """The file's place in the address space, only to ask the kernel about it."""
+    try:
+        return np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
+    except (OSError, ValueError):
         return None
 
 
