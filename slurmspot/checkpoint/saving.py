@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,53 +82,69 @@ def save(
         SlurmspotError: a rank failed; the same on every rank.
     """
     writer = Hdf5StorageWriter(target, keep_existing=True)
-    # Ranks can disagree about the buffers of a replicated model; the lowest rank's are the ones
-    # that DDP goes on with, so it writes all that is replicated.
     planner = DefaultSavePlanner(
-        flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=True
+        flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=False
     )
+    captures: dict[str, Capture] = {}
     overall: list[Metadata] = []
 
-    def plan_mine() -> tuple[SavePlan, dict[str, _Note]]:
+    def plan_mine() -> SavePlan:
         mine = snapshot()
+        captures.update(mine.captures)
         writer.metadata = mine.metadata
         state: dict[str, Any] = {}
         for capture in mine.captures.values():
             state[capture.key] = Encoded(capture.state.skeleton)
             state.update(capture.state.tensors)
         planner.set_up_planner(state, is_coordinator=ranks.rank == 0)
-        notes = {name: _note(capture) for name, capture in mine.captures.items()}
-        return planner.create_local_plan(), notes
+        plan = planner.create_local_plan()
+        return plan if ranks.rank == 0 else _without_loose(plan, captures.values())
 
-    def plan_all(every: list[tuple[SavePlan, dict[str, _Note]]]) -> list[SavePlan]:
-        writer.objects = _describe([notes for _, notes in every])
-        plans, known = planner.create_global_plan([plan for plan, _ in every])
+    def plan_all(every: list[SavePlan]) -> list[SavePlan]:
+        plans, known = planner.create_global_plan(every)
         overall.append(known)
         return writer.prepare_global_plan(plans)
 
-    def write() -> list[WriteResult]:
+    def write() -> tuple[list[WriteResult], dict[str, _Note]]:
         results = writer.write_data(planner.finish_plan(plans[ranks.rank]), planner).wait()
         confirm()
         on_written(writer.size_bytes)
-        return results
+        return results, {name: _note(one, writer.hashes) for name, one in captures.items()}
+
+    def commit(every: list[tuple[list[WriteResult], dict[str, _Note]]]) -> None:
+        writer.objects = _describe([notes for _, notes in every])
+        writer.finish(overall[0], [results for results, _ in every])
 
     try:
         plans = ranks.reduce(plan_mine, plan_all)
-        ranks.reduce(write, lambda results: writer.finish(overall[0], results))
+        ranks.reduce(write, commit)
     except BaseException:
         if writer.partial is not None:  # a full disk needs its space back
             steps.remove(writer.partial)
         raise
 
 
-def _note(capture: Capture) -> _Note:
+def _without_loose(plan: SavePlan, captures: Iterable[Capture]) -> SavePlan:
+    """The plan of a rank other than the first, whose loose tensors are not kept.
+
+    Ranks can disagree about the buffers of a replicated model; those of the first rank are the
+    ones that DDP goes on with. Whatever else is replicated, any rank may write.
+    """
+    dropped = {path for one in captures if not one.per_rank for path in one.loose}
+    dropped -= {path for one in captures for path in one.state.sharded}
+    return replace(plan, items=[item for item in plan.items if item.index.fqn not in dropped])
+
+
+def _note(capture: Capture, known: Mapping[str, str]) -> _Note:
+    """Note one object; ``known`` has the hashes of tensors that this rank has written."""
     state, loose = capture.state, capture.loose
     if capture.per_rank:
-        return _Note(scope="per_rank", fingerprint=state.fingerprint(), agreed="")
-    agreed = state.fingerprint(without=loose | state.sharded)
-    if state.sharded:
-        return _Note(scope="sharded", fingerprint=state.fingerprint(without=loose), agreed=agreed)
-    return _Note(scope="replicated", fingerprint=state.fingerprint(), agreed=agreed)
+        return _Note(scope="per_rank", fingerprint=state.fingerprint(known=known), agreed="")
+    scope: Scope = "sharded" if state.sharded else "replicated"
+    whole = state.fingerprint(known=known, without=loose if state.sharded else ())
+    apart = loose | state.sharded
+    agreed = state.fingerprint(known=known, without=apart) if apart else whole
+    return _Note(scope=scope, fingerprint=whole, agreed=agreed)
 
 
 def _describe(notes: Sequence[Mapping[str, _Note]]) -> dict[str, ObjectRecord]:

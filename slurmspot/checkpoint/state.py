@@ -44,11 +44,18 @@ class State:
         """Paths of the tensors of which every rank holds a part."""
         return frozenset(path for path, one in self.tensors.items() if isinstance(one, DTensor))
 
-    def fingerprint(self, *, without: Iterable[str] = ()) -> str:
-        """XXH3-128, in hexadecimal, of all values and this rank's parts of all tensors."""
+    def fingerprint(
+        self, *, without: Iterable[str] = (), known: Mapping[str, str] | None = None
+    ) -> str:
+        """XXH3-128, in hexadecimal, of all values and this rank's parts of all tensors.
+
+        Args:
+            known: by path, the XXH3-128 of tensors whose bytes have been hashed already.
+        """
+        known = known or {}
         summed = xxhash.xxh3_128(json.dumps(self.skeleton, sort_keys=True).encode())
         for path in sorted(self.tensors.keys() - set(without)):
-            summed.update(host.digest(path, self.tensors[path]))
+            summed.update(host.digest(path, self.tensors[path], known=known.get(path)))
         return summed.hexdigest()
 
 

@@ -15,6 +15,7 @@ import dataclasses
 import io
 import os
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,10 @@ class Hdf5StorageWriter(StorageWriter):
         keep_existing: if an intact checkpoint turns out to be at ``path``, drop ours instead of
             failing.
         disk: the calls that write data files.
+
+    Attributes:
+        size_bytes: of the file that this rank has written.
+        hashes: XXH3-128 of each tensor of which this rank has written just one piece, by name.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Hdf5StorageWriter(StorageWriter):
         self._keep_existing = keep_existing
         self.objects: Mapping[str, ObjectRecord] = {}
         self.size_bytes = 0
+        self.hashes: Mapping[str, str] = {}
         self.partial: Path | None = None
         self.reset(path)
 
@@ -94,6 +100,7 @@ class Hdf5StorageWriter(StorageWriter):
         if checkpoint_id is not None:
             self._path = Path(checkpoint_id).absolute()
         self.size_bytes = 0
+        self.hashes = {}
         self.partial = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -141,6 +148,8 @@ class Hdf5StorageWriter(StorageWriter):
                 for item, dataset in zip(tensors, file.datasets, strict=True)
             ]
             self.size_bytes = file.size_bytes
+            written = Counter(d.tensor for d in file.datasets)
+            self.hashes = {d.tensor: d.xxh3_128 for d in file.datasets if written[d.tensor] == 1}
         steps.sync(place.folder)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
