@@ -46,15 +46,15 @@ class _Item:
 
     def copy(self) -> None:
         """Copy it; a copy from a GPU is queued on the current stream."""
-        source = host.part(self.live)
-        host.part(self.room).copy_(source, non_blocking=source.is_cuda)
+        with torch.no_grad():
+            host.part(self.room).copy_(host.part(self.live), non_blocking=self.live.is_cuda)
 
     def copy_aside(self) -> None:
         """Copy it from memory to memory, on one core and without keeping other threads waiting.
 
         Torch's own copy would take all cores from the training it runs beside.
         """
-        source = host.part(self.live)
+        source = host.part(self.live).detach()
         if not source.is_contiguous() or source.is_conj() or source.is_neg():
             self.copy()
             return
@@ -159,10 +159,9 @@ class Copying:
     def carry_out(self) -> float:
         """Copy what is left; return the seconds for which :meth:`settle` has waited for it."""
         try:
-            with torch.no_grad():
-                for item in self._late:
-                    if not item.live.is_cuda:
-                        item.copy_aside()
+            for item in self._late:
+                if not item.live.is_cuda:
+                    item.copy_aside()
         except Exception as error:  # noqa: BLE001 - confirm() tells it
             self._error = error
         since = self._waiting_since
@@ -207,7 +206,8 @@ def _is_moved(tensor: torch.Tensor, movers: Collection[tuple[int, int]]) -> bool
 
 def _changes_of(tensor: torch.Tensor) -> int:
     """A number that grows whenever torch sees the tensor change, or this rank's part of it."""
-    return tensor._version + host.part(tensor)._version  # noqa: SLF001 - there is no other count
+    mine = host.part(tensor)
+    return tensor._version + mine._version  # noqa: SLF001 - there is no other such count
 
 
 class _Stream:

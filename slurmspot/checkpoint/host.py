@@ -51,14 +51,16 @@ def empty_like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.
 
 
 def part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, as it lies in memory; not a copy."""
+    """This rank's part, as it lies in memory: not a copy."""
+    if not isinstance(tensor, DTensor):
+        return tensor
     with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+        return tensor.to_local()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, contiguous, with no pending conjugation."""
-    return part(tensor).resolve_conj().resolve_neg().contiguous()
+    return part(tensor).detach().resolve_conj().resolve_neg().contiguous()
 
 
 def address(tensor: torch.Tensor) -> tuple[int, int]:

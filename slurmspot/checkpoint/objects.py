@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -62,8 +63,8 @@ class Part:
         Raises:
             MismatchedCheckpointError: ``saved`` is the state of some other object.
         """
-        del name
-        return {one.path: host.empty(one.shape, one.dtype) for one in walk(saved)}
+        live = take(name, self.state()).tensors if dist.is_initialized() else {}
+        return {one.path: _room(one, live.get(one.path)) for one in walk(saved)}
 
     def loose(self, name: str) -> set[str]:
         """Paths of tensors that replicas may disagree about: the first rank's count."""
@@ -200,10 +201,7 @@ class OptimizerPart(Part):
                 for one in walk(value):
                     if isinstance(known, torch.Tensor):
                         check_same(one.path, one, known)
-                    if isinstance(parameter, DTensor) and one.shape == parameter.shape:
-                        found[one.path] = host.empty_like(parameter, one.dtype)
-                    else:
-                        found[one.path] = host.empty(one.shape, one.dtype)
+                    found[one.path] = _room(one, parameter)
         rest = {key: value for key, value in saved.items() if key != "state"}
         return found | {one.path: host.empty(one.shape, one.dtype) for one in walk(rest)}
 
@@ -287,6 +285,13 @@ def _part(name: str, thing: Any, names: Mapping[int, str]) -> Part:
             fix="give it both, or do not register it",
         )
     return Part(thing)
+
+
+def _room(saved: Saved, model: torch.Tensor | None) -> torch.Tensor:
+    """Memory to load a tensor into, sharded like ``model`` if that is of its shape."""
+    if isinstance(model, DTensor) and model.shape == saved.shape:
+        return host.empty_like(model, saved.dtype)
+    return host.empty(saved.shape, saved.dtype)
 
 
 def _nothing() -> None:

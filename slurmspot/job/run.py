@@ -330,7 +330,9 @@ class Run:
     def _save(self, trigger: str) -> None:
         self._last_save_ns = self._clock.mono_ns()
         meta = {"attempt": self._env.attempt, "epoch": self._cursor.epoch}
-        self._checkpointer.save(self.step, trigger=trigger, meta=meta)
+        # A period in steps says which steps to save; one in seconds can pass one by.
+        may_skip = trigger == "period" and not self._env.period_steps
+        self._checkpointer.save(self.step, trigger=trigger, meta=meta, may_skip=may_skip)
 
     def _leave(self) -> None:
         self._events.write("agreed", step=self.step)

@@ -4,6 +4,7 @@ import contextlib
 import random
 import resource
 import signal
+import threading
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
@@ -232,3 +234,55 @@ def train_while_saving(folder, steps):
     checkpointer.wait()
     checkpointer.close()
     return seen
+
+
+def skip_alike(folder):
+    """Try to save while only the first rank is still busy with the save before."""
+    gate = threading.Event()
+
+    def emit(event, **_):
+        if event == "commit":  # told by the first rank alone, after the others are done
+            assert gate.wait(30)
+
+    checkpointer = Checkpointer(Path(folder), {"holder": Holder(t=torch.ones(3))}, emit=emit)
+    begun = [checkpointer.save(1, trigger="period", meta={}, may_skip=True)]
+    busy = checkpointer._threads[0]
+    if dist.get_rank() != 0:
+        busy.join(30)
+    begun.append(checkpointer.save(2, trigger="period", meta={}, may_skip=True))
+    still_busy = busy.is_alive()
+    gate.set()
+    checkpointer.wait()
+    begun.append(checkpointer.save(3, trigger="period", meta={}, may_skip=True))
+    checkpointer.close()
+    return begun, still_busy
+
+
+def sharded_object(folder, saves):
+    """An object that is no model and has a DTensor, cut unevenly: saved, or loaded from zeros."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = torch.arange(35.0).reshape(7, 5)
+    tensor = distribute_tensor(whole if saves else torch.zeros(7, 5), mesh, [Shard(0)])
+    holder = Holder(average=tensor, note="x")
+    checkpointer = Checkpointer(Path(folder), {"holder": holder})
+    if saves:
+        checkpointer.save(1, trigger="period", meta={})
+        checkpointer.wait()
+    else:
+        checkpointer.restore()
+    checkpointer.close()
+    back = holder.state["average"]
+    return back.full_tensor().tolist(), back.to_local().shape[0]
+
+
+def familiar_fsdp(folder):
+    """Whether a sharded model's parameters get to be copied late, and are right then."""
+    model, optimizer, checkpointer = start(folder, "fsdp")
+    for step in range(4):
+        at_save = checkpointer.digest()
+        checkpointer.save(step, trigger="period", meta={})
+        late = {item.path for item in checkpointer._copying._late}
+        train(model, optimizer, 1, seed=step)
+        checkpointer.wait()
+    checkpointer.close()
+    return at_save, sorted(path for path in late if path.startswith("model/"))

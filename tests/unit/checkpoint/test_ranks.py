@@ -40,18 +40,44 @@ def test_a_plain_checkpoint_loads_into_ddp(pool, tmp_path):
         assert answer[:2] == saved[0][:2]
 
 
-def test_fsdp_state_reshards_with_its_optimizer(pool, tmp_path):
-    saved = pool.run(2, scenario.save, tmp_path, "fsdp")
+@pytest.mark.parametrize("saving", [1, 2, 3])
+def test_fsdp_state_reshards_with_its_optimizer(pool, tmp_path, saving):
+    saved = pool.run(saving, scenario.save, tmp_path, "fsdp")
     known = manifest.read(tmp_path / "step-00000003")
     assert known.objects["model"].scope == "sharded"
-    assert len(known.files) == 2
+    assert len(known.files) == saving
+    held = [sum(one.size_bytes for one in file.datasets) for file in known.files]
+    assert min(held) > sum(held) / saving / 2  # each rank writes its share
     assert verify(tmp_path)[0].intact
     for size in (1, 2, 3):
         for digest, weights, _, _ in pool.run(size, scenario.restore, tmp_path, "fsdp"):
             assert digest == saved[0][0]
             assert weights == saved[0][1]
     # The same values arrive in a model that is not sharded at all.
-    assert pool.run(1, scenario.restore, tmp_path, "plain")[0][1] == saved[0][1]
+    size, kind = (1, "plain") if saving > 1 else (2, "ddp")
+    assert pool.run(size, scenario.restore, tmp_path, kind)[0][:2] == saved[0][:2]
+
+
+@pytest.mark.parametrize(("saving", "loading"), [(2, 3), (3, 2), (3, 1)])
+def test_a_sharded_tensor_of_any_object_reshards(pool, tmp_path, saving, loading):
+    whole = pool.run(saving, scenario.sharded_object, tmp_path, True)[0][0]
+    answers = pool.run(loading, scenario.sharded_object, tmp_path, False)
+    assert [back for back, _ in answers] == [whole] * loading
+    assert sum(rows for _, rows in answers) == 7  # and no rank has had more than its rows
+
+
+def test_sharded_parameters_are_copied_while_training_goes_on(pool, tmp_path):
+    (at_save, late), other = pool.run(2, scenario.familiar_fsdp, tmp_path)
+    assert other == (at_save, late)
+    assert len(late) == 6
+    assert pool.run(2, scenario.restore, tmp_path, "fsdp")[0][0] == at_save
+
+
+def test_ranks_skip_a_save_alike_though_only_one_of_them_is_busy(pool, tmp_path):
+    answers = pool.run(3, scenario.skip_alike, tmp_path)
+    assert [begun for begun, _ in answers] == [[True, False, True]] * 3
+    assert [busy for _, busy in answers] == [True, False, False]
+    assert list(steps.committed(tmp_path)) == [3, 1]
 
 
 def test_resuming_twice_gives_the_same_end(pool, tmp_path):
