@@ -3,27 +3,84 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from slurmspot.cli import print_json
-from slurmspot.faults.injector import Injection, Injector, machines_here
+from slurmspot.cluster import command as commands
+from slurmspot.cluster.command import Output
+from slurmspot.errors import UsageError
+from slurmspot.faults import pyslurm
+from slurmspot.faults.backend import Backend, Scontrol, dry
+from slurmspot.faults.fault import PHASES, PROFILES, Aim, Fault
+from slurmspot.faults.injector import Injection, Injector
+from slurmspot.faults.machines import Command, Machines, Printed, machines_here
 from slurmspot.runfolder import RunFolder
 
-_ARGUMENTS: list[Callable[[Any], Any]] = [
+_Decorator = Callable[[Any], Any]
+
+_MACHINERY: list[_Decorator] = [
+    click.option(
+        "--backend",
+        type=click.Choice(["scontrol", "pyslurm"]),
+        default="scontrol",
+        show_default=True,
+        help="How to talk to Slurm.",
+    ),
+    click.option(
+        "--terminate-command",
+        help="Command that ends a real machine; {node} stands for its name.",
+    ),
+]
+_COMMON: list[_Decorator] = [
     click.argument("run", type=click.Path(path_type=Path)),
+    click.option("--target", help="gang, node, node:NAME, nodes:COUNT, nodes:A,B or rank:NUMBER."),
+    click.option("--after-s", type=float, help="Wait this many seconds first."),
     click.option("--at-step", type=int, help="Wait until the run has made this step."),
+    click.option("--at-fraction", help="Wait for this share of its steps: 0.5, or a range to draw"),
+    click.option(
+        "--in-phase",
+        type=click.Choice(PHASES),
+        help="Hit inside this phase; launch with SLURMSPOT_HOLD=1.",
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="For what is drawn."),
+    click.option("--dry-run", is_flag=True, help="Print the exact commands and touch nothing."),
+    click.option("--any-job", is_flag=True, help="RUN may be somebody else's, or a bare job id."),
+    *_MACHINERY,
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 ]
-
-
-def _common(function: Any) -> Any:
-    for decorate in reversed(_ARGUMENTS):
-        function = decorate(function)
-    return function
+_WINDOW = click.option("--window-s", type=float, help="Seconds that the notice leaves.")
+_DETECT = click.option(
+    "--detect-s", type=float, help="Seconds until Slurm is told that the machine is gone."
+)
+_HOLD = click.option("--hold-s", type=int, help="How long it is kept away.  [default: 5]")
+_OWN: dict[str, list[_Decorator]] = {
+    "slurm": [
+        click.option("--partition", help="Partition of the job that preempts; or a higher tier."),
+        _HOLD,
+    ],
+    "requeue-hold": [_HOLD],
+    "cloud-aws": [_WINDOW, _DETECT],
+    "cloud-gcp": [_WINDOW, _DETECT],
+    "cloud-azure": [_WINDOW, _DETECT],
+    "kubernetes": [_WINDOW, _DETECT],
+    "forced": [_DETECT],
+    "node-down": [
+        click.option("--node", help="Which node.  [default: the job's last]"),
+        click.option(
+            "--state",
+            "node_state",
+            type=click.Choice(["DOWN", "DRAIN", "POWER_DOWN_FORCE"]),
+            help="What the node is set to.  [default: DOWN]",
+        ),
+        click.option("--keep-machine", is_flag=True, help="Tell Slurm only; end no process."),
+    ],
+}
+_NAMES = {"slurm": "preempt"}
 
 
 @click.group()
@@ -31,44 +88,96 @@ def command() -> None:
     """Take capacity away from a run and see that it really went.
 
     Every action is written into the run's event log. An action that is not seen to take effect
-    is an error (exit code 1).
+    is an error (exit code 1). Whatever is taken is given back, after a crash by `undo`.
     """
 
 
+def _verb(profile: str) -> None:
+    def verb(
+        run: Path,
+        *,
+        dry_run: bool,
+        any_job: bool,
+        backend: str,
+        terminate_command: str | None,
+        as_json: bool,
+        seed: int,
+        node: str | None = None,
+        **given: Any,
+    ) -> None:
+        table = {
+            name: value for name, value in given.items() if value is not None and value is not False
+        }
+        if node:
+            table["target"] = f"node:{node}"
+        fault = Fault.of({"profile": profile, **table}, seed=seed)
+        folder, job_id = _victim(run, any_job=any_job)
+        injector = Injector(
+            folder,
+            job_id=job_id,
+            any_job=any_job,
+            dry=dry_run,
+            **_machinery(backend, terminate_command, dry_run=dry_run),
+        )
+        injection = injector.inject(fault.aimed(Aim()) if dry_run else fault)
+        if not dry_run:
+            _show(injection, as_json)
+
+    for decorate in reversed([*_COMMON, *_OWN.get(profile, [])]):
+        verb = decorate(verb)
+    summary = PROFILES[profile].summary
+    command.command(_NAMES.get(profile, profile), help=f"{summary[0].upper()}{summary[1:]}.")(verb)
+
+
+for _profile in PROFILES:
+    _verb(_profile)
+
+
 @command.command()
-@_common
-@click.option("--partition", help="Partition of the job that preempts.  [default: a higher tier]")
-@click.option(
-    "--hold-s", type=int, default=5, show_default=True, help="How long it keeps the nodes."
-)
-def preempt(
-    run: Path, at_step: int | None, as_json: bool, partition: str | None, hold_s: int
-) -> None:
-    """A higher-tier job takes all nodes of RUN: Slurm preempts it, with its grace."""
-    injector = _injector(run, at_step)
-    _show(injector.preempt(partition=partition, hold_s=hold_s), as_json)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--terminate-command", help="As it was given to the injection.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def undo(run: Path, terminate_command: str | None, as_json: bool) -> None:
+    """Give back what an injector that died had taken: nodes, held jobs."""
+    injector = Injector(RunFolder.open(run), **_machinery("scontrol", terminate_command))
+    done = injector.undo()
+    if as_json:
+        print_json({"undone": done})
+    else:
+        click.echo("\n".join(done) or "nothing to undo")
 
 
-@command.command("node-down")
-@_common
-@click.option("--node", help="Which node.  [default: the job's last]")
-def node_down(run: Path, at_step: int | None, as_json: bool, node: str | None) -> None:
-    """One node of RUN is gone, without notice. Needs an operator's rights."""
-    _show(_injector(run, at_step).node_down(node), as_json)
+def _victim(run: Path, *, any_job: bool) -> tuple[RunFolder, str | None]:
+    if any_job and not run.exists():
+        return RunFolder(Path(f"slurmspot-drill-{run.name}").absolute()).create(), run.name
+    return RunFolder.open(run), None
 
 
-@command.command()
-@_common
-def kill(run: Path, at_step: int | None, as_json: bool) -> None:
-    """SIGKILL every rank of RUN: no notice, the nodes stay."""
-    _show(_injector(run, at_step).kill(), as_json)
+def _machinery(
+    backend: str, terminate_command: str | None, *, dry_run: bool = False
+) -> dict[str, Any]:
+    """The injector's hands: how it talks to Slurm and how it ends machines."""
+    runner = dry(commands.run, _print) if dry_run else commands.run
+    machines: Machines | None = (
+        machines_here() if terminate_command is None else Command(terminate_command, runner=runner)
+    )
+    if dry_run and machines is not None and terminate_command is None:
+        machines = Printed(_print)
+    hands: Backend = Scontrol(runner)
+    if backend == "pyslurm":
+        if dry_run:
+            raise UsageError(
+                "--dry-run prints commands, and pyslurm uses none",
+                fix="leave --backend out: the commands do the same",
+            )
+        hands = pyslurm.load()
+    return {"backend": hands, "machines": machines, "runner": runner}
 
 
-def _injector(run: Path, at_step: int | None) -> Injector:
-    injector = Injector(RunFolder.open(run), machines=machines_here())
-    if at_step is not None:
-        injector.wait_for_step(at_step)
-    return injector
+def _print(argv: Sequence[str], *, stdin: str | None = None) -> Output:
+    """Say what would be run; a submission is answered with a name for its job."""
+    click.echo(shlex.join(argv) + ("" if stdin is None else f" <<'EOF'\n{stdin}EOF"))
+    return Output(stdout="JOBID", stderr="", returncode=0)
 
 
 def _show(injection: Injection, as_json: bool) -> None:

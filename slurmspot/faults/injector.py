@@ -1,39 +1,29 @@
 """Take capacity away from a running job, see that it really went, and write it down.
 
 Every action is the real thing: a higher-tier job that Slurm starts by preempting the run, a node
-that is gone, a SIGKILL to every rank. An action that has not been *seen* to take effect within its
-deadline is an error.
+that is gone, a SIGKILL to a rank. An action that has not been *seen* to take effect within its
+deadline is an error, and what was taken is given back whatever happens.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 
-from slurmspot.cluster import scontrol
-from slurmspot.cluster.command import Runner, checked, run
+from slurmspot.cluster.command import Runner, run
 from slurmspot.cluster.scontrol import JobState
-from slurmspot.cluster.submit import job_ids
-from slurmspot.errors import NotFoundError, SlurmspotError, UsageError
-from slurmspot.events import EventWriter, last_step
+from slurmspot.errors import NotFoundError, SlurmError, SlurmspotError
+from slurmspot.faults import actions
+from slurmspot.faults.aiming import Moment, aimed
+from slurmspot.faults.backend import Backend, Scontrol
+from slurmspot.faults.fault import Fault, Target
+from slurmspot.faults.journal import Journal, Silent, owed, read_journal
+from slurmspot.faults.machines import Machines
+from slurmspot.faults.victim import Victim
 from slurmspot.hostlist import expand
 from slurmspot.runfolder import RunFolder
-from slurmspot.sandbox import Sandbox
-
-_POLL_S = 0.2
-
-
-class Machines(Protocol):
-    """Whoever can end a machine for real and start it again."""
-
-    def vanish(self, node: str) -> object:
-        """End the machine: processes, slurmd and local disk."""
-
-    def revive(self, node: str) -> object:
-        """Start it again and make it available to Slurm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +31,14 @@ class Injection:
     """What was done to a run.
 
     Attributes:
-        kind: ``preempt``, ``node-down`` or ``kill``.
+        kind: the profile; ``preempt`` for ``slurm``.
         job_id: the job it was aimed at.
         nodes: the nodes that were taken.
-        notice: whether the job was warned.
+        notice: whether the job was to be warned.
+        noticed: whether a rank has logged a notice.
         at_step: the last step that the run had made when it was hit; None before the first.
+        phase: the phase it was aimed at, if any.
+        inside: whether the event log shows that it hit inside that phase; None without one.
         seconds: from the action to its being seen to take effect.
     """
 
@@ -53,7 +46,10 @@ class Injection:
     job_id: str
     nodes: tuple[str, ...]
     notice: bool
+    noticed: bool
     at_step: int | None
+    phase: str | None
+    inside: bool | None
     seconds: float
 
 
@@ -61,62 +57,54 @@ class Injector:
     """Injects faults into one run.
 
     Args:
-        folder: the run, with a job that is running now.
-        machines: how to end a machine for real; None leaves it to Slurm (``State=DOWN`` alone).
+        folder: the run; with ``job_id``, any folder to keep the journal in.
+        backend: how to talk to Slurm; default: its commands.
+        machines: how to end a machine for real; None leaves it to Slurm.
+        job_id: hit this job, whatever it is and whose it is, instead of the run's own.
+        any_job: hit the run's job even if it is another user's.
         deadline_s: how long to wait for an effect, beyond the grace that Slurm gives.
+        dry: go through the motions: the runner, the backend and the machines only say what they
+            would do, and nothing is written.
     """
 
     def __init__(
         self,
         folder: RunFolder,
         *,
+        backend: Backend | None = None,
         machines: Machines | None = None,
+        job_id: str | None = None,
+        any_job: bool = False,
         runner: Runner = run,
         deadline_s: float = 60.0,
+        dry: bool = False,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._folder = folder
+        self._backend = backend or Scontrol(runner)
         self._machines = machines
         self._runner = runner
         self._deadline_s = deadline_s
-        self._wait = wait
+        self._dry = dry
+        self._victim = Victim(folder, self._backend, job_id=job_id, any_job=any_job, wait=wait)
 
-    def wait_for_step(self, step: int, *, deadline_s: float = 3600.0) -> None:
-        """Return once the run has made ``step``.
+    def inject(self, fault: Fault, *, deadline_s: float = 3600.0) -> Injection:
+        """Wait for the fault's moment, carry it out, see its effect, and give back what it took.
+
+        Args:
+            deadline_s: how long to wait for the moment.
 
         Raises:
-            SlurmspotError: it ended, or the deadline passed, before.
+            UsageError: there is nothing to take, or it cannot be done here; nothing was touched.
+            SlurmspotError: the moment did not come, or the effect was not seen.
         """
-        self._await(
-            lambda: (last_step(self._folder.events) or 0) >= step,
-            deadline_s,
-            f"step {step} to be reached",
-            or_over=True,
-        )
+        actions.check(fault, self._machines, self._victim.settings)
+        with aimed(self._victim, self._backend, fault.aim, deadline_s=deadline_s) as moment:
+            return self._carry_out(fault, moment)
 
-    def preempt(self, *, partition: str | None = None, hold_s: int = 5) -> Injection:
+    def preempt(self, *, partition: str = "", hold_s: int = 5) -> Injection:
         """A higher-tier job takes all nodes of the gang, and gives them back after ``hold_s``."""
-        job = self._running()
-        known = scontrol.partitions(runner=self._runner)
-        nodes = expand(job.nodes)
-        higher = _preempting_partition(known, job, nodes, partition)
-        grace_s = known[job.partition].grace_s
-        argv = [
-            "sbatch",
-            "--parsable",
-            f"--partition={higher}",
-            f"--nodes={len(nodes)}",
-            f"--nodelist={job.nodes}",
-            "--exclusive",
-            "--job-name=slurmspot-preemptor",
-            "--output=/dev/null",
-        ]
-        script = f"#!/bin/sh\nexec sleep {int(hold_s)}\n"
-
-        def act() -> None:
-            checked(self._runner, argv, stdin=script)
-
-        return self._inject("preempt", job, nodes, act, notice=grace_s > 0, extra_s=grace_s)
+        return self.inject(Fault(profile="slurm", partition=partition, hold_s=hold_s))
 
     def node_down(self, node: str | None = None) -> Injection:
         """One node is gone, without notice; it comes back once Slurm has taken the job off it.
@@ -124,138 +112,137 @@ class Injector:
         Args:
             node: default: the last node of the job, which does not run the batch script.
         """
-        job = self._running()
-        nodes = expand(job.nodes)
-        node = nodes[-1] if node is None else node
-        if node not in nodes:
-            raise NotFoundError(
-                f"job {job.job_id} does not run on {node}", fix=f"choose one of: {job.nodes}"
-            )
-
-        def act() -> None:
-            if self._machines is not None:
-                self._machines.vanish(node)
-            scontrol.set_node_state(node, "DOWN", reason="slurmspot inject", runner=self._runner)
-
-        try:
-            return self._inject("node-down", job, [node], act, notice=False)
-        finally:
-            self._bring_back(node)
+        target = Target(kind="nodes", names=(node,) if node else ())
+        return self.inject(Fault(profile="node-down", target=target))
 
     def kill(self) -> Injection:
         """SIGKILL to every rank: no notice, and the nodes stay."""
-        job = self._running()
-        before = self._requeues_asked()
+        return self.inject(Fault(profile="kill"))
 
-        def act() -> None:
-            scontrol.signal_step(job.job_id, "KILL", runner=self._runner)
+    def wait_for_step(self, step: int, *, deadline_s: float = 3600.0) -> None:
+        """Return once the run has made ``step``.
 
-        return self._inject(
-            "kill",
-            job,
-            expand(job.nodes),
-            act,
-            notice=False,
-            seen=lambda: self._requeues_asked() > before,
+        Raises:
+            SlurmspotError: it ended, or the deadline passed, before.
+        """
+        self._victim.expect(
+            lambda: (self._victim.last_step or 0) >= step,
+            deadline_s,
+            f"step {step} to be reached",
+            though_finished=False,
         )
 
-    def _inject(
-        self,
-        kind: str,
-        job: JobState,
-        nodes: Sequence[str],
-        act: Callable[[], None],
-        *,
-        notice: bool,
-        extra_s: float = 0.0,
-        seen: Callable[[], bool] = lambda: False,
-    ) -> Injection:
-        journal = EventWriter(self._folder.events, "injector", os.getpid())
-        began = time.monotonic()
-        at_step = last_step(self._folder.events)
+    def undo(self) -> list[str]:
+        """Give back what an injector that died had taken: nodes, held jobs; cancel its own jobs.
+
+        Returns:
+            a sentence for each.
+        """
+        self._folder.hold.unlink(missing_ok=True)
+        journal = Journal(self._folder.events)
+        try:
+            promises = owed(read_journal(self._folder.events))
+            return [self._give_back(journal, what, name) for what, name in promises]
+        finally:
+            journal.close()
+
+    def _carry_out(self, fault: Fault, moment: Moment) -> Injection:
+        job = moment.job
+        nodes = fault.target.pick(expand(job.nodes))
+        process = self._victim.rank(job, fault.target.count) if fault.how.ranks else None
+        grace_s = self._grace_s(fault, job)
+        notice = fault.how.notice and (fault.profile != "slurm" or grace_s > 0)
+        journal = Silent() if self._dry else Journal(self._folder.events)
+        taken: list[tuple[str, str]] = []
+
+        def promise(what: str, name: str) -> None:
+            if (what, name) not in taken:
+                journal.promise(what, name)
+                taken.append((what, name))
+
+        at_step = self._victim.last_step
+        began, began_ns = time.monotonic(), time.time_ns()
+        stage = actions.Stage(
+            fault=fault,
+            job=job,
+            nodes=nodes,
+            process=process,
+            victim=self._victim,
+            backend=self._backend,
+            machines=self._machines,
+            runner=self._runner,
+            began_ns=began_ns,
+            promise=promise,
+            let_go=moment.release,
+            dry=self._dry,
+        )
         journal.write(
-            "inject", step=at_step, kind=kind, job_id=job.job_id, nodes=list(nodes), notice=notice
+            "inject",
+            step=at_step,
+            kind=fault.kind,
+            job_id=job.job_id,
+            nodes=nodes,
+            notice=notice,
+            phase=moment.phase,
+            fault=asdict(fault),
         )
         observed = False
         try:
-            act()
-            self._await(
-                lambda: seen() or self._taken(job),
-                self._deadline_s + extra_s,
-                f"{kind} to take effect on job {job.job_id}",
-            )
-            observed = True
+            actions.ACTIONS[fault.profile](stage)
+            observed = self._victim.poll(stage.effective, self._deadline_s + grace_s)
         finally:
             seconds = time.monotonic() - began
-            journal.write("inject_observed", kind=kind, observed=observed, seconds=seconds)
+            noticed, inside = stage.noticed(), moment.inside(began_ns)
+            journal.write(
+                "inject_observed",
+                kind=fault.kind,
+                observed=observed,
+                noticed=noticed,
+                inside=inside,
+                seconds=seconds,
+            )
+            for what, name in taken:
+                self._give_back(journal, what, name)
             journal.close()
+        if not observed:
+            raise SlurmspotError(
+                f"{fault.profile} was not seen to take effect on job {job.job_id}",
+                why=f"waited {seconds:.0f} s",
+                fix=f"see `slurmspot status {self._folder.path}`",
+            )
         return Injection(
-            kind=kind,
+            kind=fault.kind,
             job_id=job.job_id,
-            nodes=tuple(nodes),
+            nodes=nodes,
             notice=notice,
+            noticed=noticed,
             at_step=at_step,
+            phase=moment.phase,
+            inside=inside,
             seconds=seconds,
         )
 
-    def _running(self) -> JobState:
-        ids = job_ids(self._folder)
-        if not ids:
-            raise NotFoundError(f"{self._folder.path} has no job", fix="launch it first")
-        job = scontrol.show_job(ids[-1], runner=self._runner)
-        if job.state != "RUNNING":
-            raise UsageError(
-                f"job {job.job_id} is not running but {job.state.lower()}",
-                why="there is nothing to take away",
-                fix=f"see `slurmspot status {self._folder.path}`",
-            )
-        return job
+    def _grace_s(self, fault: Fault, job: JobState) -> float:
+        if fault.profile == "slurm":
+            return float(self._backend.partitions()[job.partition].grace_s)
+        if fault.profile == "hang-rank":
+            return float(self._victim.settings["hang_s"])
+        return fault.window
 
-    def _taken(self, job: JobState) -> bool:
-        now = scontrol.show_job(job.job_id, runner=self._runner)
-        return now.state != "RUNNING" or now.restarts > job.restarts
-
-    def _requeues_asked(self) -> int:
-        logs = self._folder.events.glob("*/batch.jsonl")
-        return sum(log.read_bytes().count(b'"requeue_asked"') for log in logs)
-
-    def _bring_back(self, node: str) -> None:
-        if self._machines is not None:
-            self._machines.revive(node)
+    def _give_back(self, journal: Journal, what: str, name: str) -> str:
+        if what == "node":
+            told = f"node {name} is back"
+            if self._machines is None:
+                self._backend.set_nodes([name], "RESUME")
+            else:
+                self._machines.revive(name)
+        elif what == "hold":
+            told = f"job {name} is released"
+            with suppress(NotFoundError, SlurmError):  # it has ended, or is not held any more
+                self._backend.release(name)
         else:
-            scontrol.set_node_state(node, "RESUME", runner=self._runner)
-
-    def _await(
-        self, true: Callable[[], bool], deadline_s: float, what: str, *, or_over: bool = False
-    ) -> None:
-        end = time.monotonic() + deadline_s
-        while not true():
-            if or_over and self._folder.finished.exists():
-                raise SlurmspotError(f"the run finished while waiting for {what}")
-            if time.monotonic() > end:
-                raise SlurmspotError(
-                    f"waited {deadline_s:.0f} s in vain for {what}",
-                    fix=f"see `slurmspot status {self._folder.path}`",
-                )
-            self._wait(_POLL_S)
-
-
-def _preempting_partition(
-    known: Mapping[str, scontrol.Partition], job: JobState, nodes: Sequence[str], wanted: str | None
-) -> str:
-    tier = known[job.partition].tier
-    able = [p for p in known.values() if p.tier > tier and set(nodes) <= set(p.nodes)]
-    if wanted is None and able:
-        return min(able, key=lambda p: p.tier).name
-    if wanted in {p.name for p in able}:
-        return str(wanted)
-    raise UsageError(
-        f"partition {wanted or 'of a higher tier'} cannot preempt {job.partition} on {job.nodes}",
-        why=f"it must have a PriorityTier above {tier} and hold those nodes",
-        fix="see `scontrol show partition`; choose one with --partition",
-    )
-
-
-def machines_here(env: Mapping[str, str] = os.environ) -> Machines | None:
-    """The sandbox this process talks to, which can end its machines for real; else None."""
-    return Sandbox.current(env)
+            told = f"job {name} has ended"
+            with suppress(NotFoundError, SlurmError):
+                self._backend.cancel(name)
+        journal.keep(what, name)
+        return told

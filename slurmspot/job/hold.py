@@ -3,7 +3,8 @@
 Only where ``SLURMSPOT_HOLD=1`` was set at launch. An injector asks by writing ``RUN/hold.json``:
 ``{"phase": "optimizer", "step": 12}`` holds every rank that enters that phase at that step or
 later. The rank writes the event ``held``, waits until the file is gone, writes ``released`` and
-goes on. What hits it in between hits it inside the phase, and the event log shows so.
+goes on. What hits it in between hits it inside the phase, and the event log shows so. The injector
+touches the file all the time; one that it has left behind is soon ignored.
 
 ===============  =================================================================================
 ``restore``      checkpoints are being looked for and read
@@ -41,6 +42,7 @@ PHASES = (
     "evaluation",
     "after-finish",
 )
+STALE_S = 30.0  # how long a request outlives the last touch of who asked
 _POLL_S = 0.02
 _BEGINS = {
     "restore_begin": "restore",
@@ -107,6 +109,8 @@ class HoldingWriter(EventWriter):
     def _wanted(self, phase: str) -> bool:
         try:
             wanted = json.loads(self._request.read_text())
+            if time.time() - self._request.stat().st_mtime > STALE_S:
+                return False
         except (OSError, ValueError):
             return False
         return bool(wanted["phase"] == phase and self._step >= (wanted.get("step") or 0))

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from slurmspot.cluster.spec import Spec
 from slurmspot.errors import NotFoundError, SlurmspotError
+from slurmspot.events import EventWriter
 from slurmspot.hostlist import first
 from slurmspot.runfolder import RunFolder
 from slurmspot.settings import MASTER_ADDR_VAR, JobEnvironment
@@ -80,6 +81,10 @@ def start(argv: Sequence[str], env: MutableMapping[str, str]) -> NoReturn:
     if job.run is not None and RunFolder(job.run).finished.exists():
         sys.stderr.write(f"slurmspot: {job.run} is already complete\n")
         sys.exit(0)
+    if job.run is not None:  # what fails before this line is not the command's fault
+        log = EventWriter(RunFolder(job.run).events, job.attempt, job.rank)
+        log.write("launched")
+        log.close()
     for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)  # submitit's handlers do not survive into the command
     # A notice during start-up must not kill: there is nothing to save yet. Slurm's SIGTERM follows.

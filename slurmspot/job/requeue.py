@@ -43,7 +43,9 @@ class Decision:
     reason: str
 
 
-def decide(exit_code: int, *, finished: bool, failed: str | None, crashes: int) -> Decision:
+def decide(
+    exit_code: int, *, finished: bool, failed: str | None, crashes: int, launched: bool = True
+) -> Decision:
     """What becomes of a job whose step ended with ``exit_code``.
 
     Args:
@@ -51,6 +53,8 @@ def decide(exit_code: int, *, finished: bool, failed: str | None, crashes: int) 
         finished: the run has written its final checkpoint.
         failed: the error with which a rank of this attempt ended by its own fault.
         crashes: attempts that were killed, since the last commit, before this one.
+        launched: srun has started at least one rank. Where it has not, the fault is the cluster's:
+            Slurm 22.05 gives no step to a job of which it has lost all nodes at once before.
     """
     if finished:
         return Decision(False, 0, "the run is complete")
@@ -58,11 +62,12 @@ def decide(exit_code: int, *, finished: bool, failed: str | None, crashes: int) 
         return Decision(False, 0, "the command ended by itself")
     if exit_code == WANTS_REQUEUE:
         return Decision(True, WANTS_REQUEUE, "checkpointed after a notice")
-    if failed is not None or (exit_code < 128 and exit_code != PEER_LOST):
+    own = launched and exit_code < 128 and exit_code != PEER_LOST
+    if failed is not None or own:
         return Decision(
             False, exit_code, failed or f"the command failed with exit code {exit_code}"
         )
-    death = "a rank was lost" if exit_code == PEER_LOST else _death(exit_code - 128)
+    death = _death(exit_code) if launched else "srun could not start the ranks"
     if crashes >= MAX_CRASHES:
         return Decision(
             False, exit_code, f"{death}; {crashes} attempts before it died without any progress"
@@ -92,11 +97,13 @@ def crashes_without_progress(events: Iterable[Event]) -> int:
     return crashes
 
 
-def _death(number: int) -> str:
+def _death(exit_code: int) -> str:
+    if exit_code == PEER_LOST:
+        return "a rank was lost"
     try:
-        return f"killed by {signal.Signals(number).name}"
+        return f"killed by {signal.Signals(exit_code - 128).name}"
     except ValueError:
-        return f"killed by signal {number}"
+        return f"killed by signal {exit_code - 128}"
 
 
 def finish(exit_code: int, job: JobEnvironment, *, runner: Runner = run) -> int:
@@ -112,6 +119,8 @@ def finish(exit_code: int, job: JobEnvironment, *, runner: Runner = run) -> int:
         finished=folder is not None and folder.finished.exists(),
         failed=own_failure(exits),
         crashes=crashes_without_progress(events),
+        launched=folder is None
+        or any(e.attempt == job.attempt and e.rank.isdecimal() for e in events),
     )
     _say(f"{decision.reason}: {'requeue' if decision.requeue else 'end'}")
     if not decision.requeue:
