@@ -8,6 +8,7 @@ SIGKILL is known without logging every one.
 Event names and what belongs to each (besides ``t_ns``, ``mono_ns``, ``event``, ``step``):
 
 ===================  =============================================================================
+``launched``         srun has started this rank, before the command
 ``attempt_start``    job_id, restart, rank, world_size, host, pid
 ``imports_done``     -
 ``restore_begin``    -
