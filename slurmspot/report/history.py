@@ -117,14 +117,14 @@ def base_id(job_id: str) -> str:
     return match.group() if match else job_id
 
 
-def read_file(path: Path) -> str:
-    """A saved text of sacct; bytes that are not UTF-8 are replaced.
+def read_file(path: Path) -> bytes:
+    """A saved export of sacct.
 
     Raises:
         NotFoundError, UsageError: there is no such file, or it cannot be read.
     """
     try:
-        return path.read_bytes().decode(errors="replace")
+        return path.read_bytes()
     except FileNotFoundError:
         raise NotFoundError(f"there is no file {path}") from None
     except OSError as error:

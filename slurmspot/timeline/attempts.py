@@ -7,13 +7,16 @@ and are folded into it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from slurmspot.timeline.rows import RejectedRow, Row, read_rows
+from slurmspot.timeline.exports import read_rows
+from slurmspot.timeline.rows import RejectedRow, Row, Rows, Step, id_of
 
 KINDS = {
     "PREEMPTED": "preempted",
@@ -69,9 +72,8 @@ class Phase:
         return cls(name=name, start=start, end=end, seconds=seconds, source=source)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One run of a job.
+class Attempt(NamedTuple):
+    """One run of a job. A tuple, for there may be millions.
 
     Attributes:
         kind: a value of :data:`KINDS`.
@@ -79,9 +81,12 @@ class Attempt:
         process_exit: when its processes were gone: the end of its last step, if later than ``end``.
             A resized attempt ends where the next begins, since its processes run on.
         gpus: GPUs allocated; None where sacct was not asked for them.
+        suspended_s: how long it stood still between start and end.
+        restarts: how often the job had been requeued before, where sacct says so.
+        parts: its phases where the event log divides them; without one, sacct's are derived.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks for
     kind: str
     submit: datetime
     eligible: datetime | None
@@ -90,26 +95,45 @@ class Attempt:
     process_exit: datetime | None
     nodes: tuple[str, ...]
     gpus: int | None
-    phases: tuple[Phase, ...] = ()
+    partition: str = ""
+    suspended_s: float = 0.0
+    restarts: int | None = None
+    parts: tuple[Phase, ...] = ()
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """What it went through, in order, without gaps."""
+        return self.parts or tuple(self._seen_by_sacct())
+
+    def _seen_by_sacct(self) -> Iterator[Phase]:
+        eligible = max(self.eligible or self.submit, self.submit)
+        yield Phase.between("backoff", self.submit, eligible, "sacct")
+        yield Phase.between("queue", eligible, self.start or self.end, "sacct")
+        if self.start:
+            yield Phase.between("run", self.start, self.end, "sacct")
+            if self.end:
+                yield Phase.between("teardown", self.end, self.process_exit, "sacct")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """A job as the user knows it: all its attempts, in order."""
 
     job_id: str
     name: str
     attempts: tuple[Attempt, ...]
+    user: str = ""
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """All jobs of a text of sacct.
+    """All jobs of an export of sacct.
 
     Attributes:
-        jobs: in the order in which the text names them.
+        jobs: in the order in which the export names them.
         rejected: records that could not be understood.
-        notes: what a reader should know about how the rows were put together.
+        notes: what a reader should know about how the rows were put together, and what in them
+            contradicts itself.
     """
 
     jobs: tuple[Job, ...]
@@ -123,6 +147,8 @@ class Timeline:
                 {
                     "job_id": job.job_id,
                     "name": job.name,
+                    "user": job.user,
+                    "cluster": job.cluster,
                     "attempts": [_attempt_json(attempt) for attempt in job.attempts],
                 }
                 for job in self.jobs
@@ -134,33 +160,60 @@ class Timeline:
         }
 
 
-def read_timeline(text: str, *, tz: tzinfo | None = None) -> Timeline:
-    """Jobs and attempts of what ``sacct --duplicates --parsable2`` printed.
+def read_timeline(export: str | bytes, *, tz: tzinfo | None = None) -> Timeline:
+    """Jobs and attempts of what ``sacct --duplicates`` printed, as text or JSON, packed or not.
+
+    Args:
+        tz: the cluster's time zone, for times without one; None means this machine's.
 
     Raises:
-        NotFoundError, UsageError: as :func:`slurmspot.timeline.rows.read_rows`.
+        NotFoundError, UsageError: as :func:`slurmspot.timeline.exports.read_rows`.
     """
-    read = read_rows(text, tz=tz)
-    rejected = list(read.rejected)
-    by_job: dict[tuple[str, str], list[Row]] = {}
-    for row in _distinct(read.rows):
-        if row.step is None and row.state not in KINDS:
-            rejected.append(_reject(row, f"{row.state} is no job state known here"))
-        else:
-            by_job.setdefault((row.cluster, row.job_id), []).append(row)
+    with _collector_paused():
+        data = export.encode(errors="replace") if isinstance(export, str) else export
+        return _timeline(read_rows(data, tz=tz))
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Millions of rows make no cycles: looking for them would only take time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _timeline(rows: Rows) -> Timeline:
     jobs: list[Job] = []
     notes: list[str] = []
-    for (_, job_id), rows in by_job.items():
-        heads = sorted((row for row in rows if row.step is None), key=lambda row: row.submit)
-        steps, strays = _fold(heads, [row for row in rows if row.step is not None])
-        rejected += [_reject(row, f"a step of no attempt of job {job_id}") for row in strays]
-        namesakes = _namesakes(heads)
-        if len(namesakes) > 1:
+    rejected = rows.rejected
+
+    def reject(line: int, reason: str) -> None:
+        rejected.append(RejectedRow(line=line, reason=reason, text=rows.text_of(line)))
+
+    for owner, found in sorted(rows.heads.items(), key=lambda item: item[1][0].line):
+        heads = found if len(found) == 1 else _in_time(found)
+        for row in heads:
+            if row.state not in KINDS:
+                reject(row.line, f"{row.state} is no job state known here")
+                heads = [row for row in heads if row.state in KINDS]
+        gone, strays = _last_ends(heads, rows.steps.pop(owner, ()))
+        for line in strays:
+            reject(line, f"a step of no attempt of job {id_of(owner)}")
+        cuts = _cuts(heads)
+        for first, last in pairwise(cuts):
+            jobs.append(_job(heads[first:last], gone[first:last], notes))
+        if len(cuts) > 2:
             notes.append(
-                f"job id {job_id} was used by {len(namesakes)} different jobs, submitted "
-                + ", ".join(job[0].submit.isoformat() for job in namesakes)
+                f"job id {id_of(owner)} was used by {len(cuts) - 1} different jobs, submitted "
+                + ", ".join(heads[cut].submit.isoformat() for cut in cuts[:-1])
             )
-        jobs.extend(_job(job, steps) for job in namesakes)
+    for owner, steps in rows.steps.items():
+        for line in _distinct(steps):
+            reject(line, f"a step of no attempt of job {id_of(owner)}")
     return Timeline(
         jobs=tuple(jobs),
         rejected=tuple(sorted(rejected, key=lambda row: row.line)),
@@ -168,41 +221,56 @@ def read_timeline(text: str, *, tz: tzinfo | None = None) -> Timeline:
     )
 
 
-def _distinct(rows: Iterable[Row]) -> Iterable[Row]:
-    """Each record once: files that were appended to each other may hold it twice."""
-    return {row.text: row for row in rows}.values()
+def _in_time(heads: Sequence[Row]) -> list[Row]:
+    """Rows in order, each once: files that were appended to each other may hold one twice."""
+    if all(before.submit < after.submit for before, after in pairwise(heads)):
+        return list(heads)
+    ordered = sorted(heads, key=lambda row: row.submit)
+    return list({row[1:]: row for row in ordered}.values())
 
 
-def _reject(row: Row, reason: str) -> RejectedRow:
-    return RejectedRow(line=row.line, reason=reason, text=row.text)
+def _distinct(steps: Iterable[Step]) -> list[int]:
+    """The lines of steps, each step once."""
+    return list({step[:2]: step[2] for step in steps}.values())
 
 
-def _fold(heads: Sequence[Row], steps: Iterable[Row]) -> tuple[dict[int, list[Row]], list[Row]]:
-    """Steps by the line of the attempt that each started in, and those of no attempt."""
-    folded: dict[int, list[Row]] = {head.line: [] for head in heads}
-    strays: list[Row] = []
+def _last_ends(
+    heads: Sequence[Row], steps: Iterable[Step]
+) -> tuple[list[datetime | None], list[int]]:
+    """When the last step of each attempt ended, and the lines of steps of no attempt.
+
+    A step belongs to the last attempt that had started by then.
+    """
+    last: list[datetime | None] = [None] * len(heads)
+    strays: list[Step] = []
+    backwards = range(len(heads) - 1, -1, -1)
     for step in steps:
-        began = step.start or step.submit
-        owners = [head for head in heads if head.start and head.start <= began]
-        if owners:
-            folded[owners[-1].line].append(step)
+        began, end, _ = step
+        for index in backwards:
+            start = heads[index].start
+            if start is not None and start <= began:
+                if end is not None:
+                    known = last[index]
+                    last[index] = end if known is None or end > known else known
+                break
         else:
             strays.append(step)
-    return folded, strays
+    return last, _distinct(strays) if strays else []
 
 
-def _namesakes(heads: Sequence[Row]) -> list[list[Row]]:
-    """Rows of one id, cut where the id begins to mean another job.
+def _cuts(heads: Sequence[Row]) -> list[int]:
+    """Where in the rows of one id the jobs begin, and the end.
 
     A controller that loses its state counts job ids from the start again.
     """
-    jobs: list[list[Row]] = [[head] for head in heads[:1]]
-    for before, after in pairwise(heads):
-        if _same_job(before, after):
-            jobs[-1].append(after)
-        else:
-            jobs.append([after])
-    return jobs
+    if not heads:
+        return []
+    inner = [
+        index
+        for index, (before, after) in enumerate(pairwise(heads), start=1)
+        if not _same_job(before, after)
+    ]
+    return [0, *inner, len(heads)]
 
 
 def _same_job(before: Row, after: Row) -> bool:
@@ -212,44 +280,71 @@ def _same_job(before: Row, after: Row) -> bool:
         more = after.restarts - before.restarts
         if more < 0 or (more == 0 and before.state != "RESIZING"):
             return False
-    shared = before.identity.keys() & after.identity.keys()
-    return all(before.identity[name] == after.identity[name] for name in shared)
-
-
-def _job(rows: Sequence[Row], steps: dict[int, list[Row]]) -> Job:
-    attempts: list[Attempt] = []
-    carried: list[Row] = []  # steps that ran on through a change of size
-    for index, row in enumerate(rows):
-        mine = carried + steps[row.line]
-        carried = mine if row.state == "RESIZING" and index + 1 < len(rows) else []
-        attempts.append(_attempt(index, row, [] if carried else mine))
-    return Job(job_id=rows[0].job_id, name=rows[0].name, attempts=tuple(attempts))
-
-
-def _attempt(index: int, row: Row, steps: Sequence[Row]) -> Attempt:
-    process_exit = row.end and max([row.end, *(step.end for step in steps if step.end)])
-    return Attempt(
-        index=index,
-        kind=KINDS[row.state],
-        submit=row.submit,
-        eligible=row.eligible,
-        start=row.start,
-        end=row.end,
-        process_exit=process_exit,
-        nodes=row.nodes,
-        gpus=row.gpus,
-        phases=tuple(_phases(row, process_exit)),
+    return before.identity == after.identity or all(
+        one == other
+        for one, other in zip(before.identity, after.identity, strict=True)
+        if one and other
     )
 
 
-def _phases(row: Row, process_exit: datetime | None) -> Iterable[Phase]:
-    eligible = max(row.eligible or row.submit, row.submit)
-    yield Phase.between("backoff", row.submit, eligible, "sacct")
-    yield Phase.between("queue", eligible, row.start or row.end, "sacct")
-    if row.start:
-        yield Phase.between("run", row.start, row.end, "sacct")
-        if row.end:
-            yield Phase.between("teardown", row.end, process_exit, "sacct")
+def _job(rows: Sequence[Row], last_ends: list[datetime | None], notes: list[str]) -> Job:
+    attempts: list[Attempt] = []
+    for index, row in enumerate(rows):
+        gone, last = row.end, last_ends[index]
+        if row.state == "RESIZING" and index + 1 < len(rows):
+            # Its steps run on through the change of size.
+            later = last_ends[index + 1]
+            last_ends[index + 1] = max(filter(None, (last, later)), default=None)
+        elif gone is not None and last is not None and last > gone:
+            gone = last
+        attempts.append(
+            Attempt(
+                index,
+                KINDS[row.state],
+                row.submit,
+                row.eligible,
+                row.start,
+                row.end,
+                gone,
+                row.nodes,
+                row.gpus,
+                row.partition,
+                row.suspended_s,
+                row.restarts,
+            )
+        )
+    first = rows[0]
+    _check(first.job_id, attempts, notes)
+    return Job(first.job_id, first.name, tuple(attempts), first.user, first.cluster)
+
+
+def _check(job_id: str, attempts: Sequence[Attempt], notes: list[str]) -> None:
+    """Note what cannot be so, or is missing; it is shown as well as can be."""
+
+    def note(index: int, words: str) -> None:
+        notes.append(f"job {job_id}, attempt {index} {words}")
+
+    before: Attempt | None = None
+    for attempt in attempts:
+        index, start, end = attempt.index, attempt.start, attempt.end
+        if start is not None:
+            if start < attempt.submit:
+                note(index, f"starts {_apart(attempt.submit, start)} before its submission")
+            if end is not None and end < start:
+                note(index, f"ends {_apart(start, end)} before it starts; it is shown as empty")
+            if before is not None and before.end is not None and start < before.end:
+                note(index, f"starts {_apart(before.end, start)} before the one before it ends")
+        if attempt.restarts is not None:
+            same = before is not None and before.kind == "resized"
+            expected = 0 if before is None else (before.restarts or 0) + (not same)
+            if attempt.restarts > expected:
+                gone = attempt.restarts - expected
+                note(index, f"is restart {attempt.restarts}: {gone} before it left no row")
+        before = attempt
+
+
+def _apart(later: datetime, earlier: datetime) -> str:
+    return f"{(later - earlier).total_seconds():.0f} s"
 
 
 def _attempt_json(attempt: Attempt) -> dict[str, Any]:

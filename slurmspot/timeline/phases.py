@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 
@@ -39,10 +38,9 @@ def divided(jobs: Sequence[Job], events: Iterable[Event]) -> tuple[Job, ...]:
                     parts[life.job_id, row] = tuple(_phases(row, life, marks))
             furthest = max(furthest, life.last_step or 0)
     return tuple(
-        replace(
-            job,
+        job._replace(
             attempts=tuple(
-                replace(attempt, phases=parts.get((job.job_id, attempt), attempt.phases))
+                attempt._replace(parts=parts.get((job.job_id, attempt), ()))
                 for attempt in job.attempts
             ),
         )

@@ -8,20 +8,24 @@ must look like: there is one way only to cut ``exp|lr=1e-3|COMPLETED|2026-…``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Protocol
 
 from slurmspot.errors import UsageError
+from slurmspot.timeline.times import TIME
 
 NEEDED = ("JobID", "State", "Submit", "Start", "End")
 """Fields without which attempts cannot be told apart."""
 
-FIELDS = (
-    *("JobID", "JobName", "State", "Submit", "Eligible", "Start", "End", "NodeList", "AllocTRES"),
-    *("User", "Cluster", "DBIndex", "Restarts", "ExitCode", "Reason"),
+_ON_EVERY_RELEASE = (
+    *("JobID", "JobName", "User", "Partition", "State", "Submit", "Eligible", "Start", "End"),
+    *("Suspended", "ElapsedRaw", "NodeList", "AllocTRES"),
 )
+FIELDS = (*_ON_EVERY_RELEASE, "Cluster", "DBIndex", "Restarts", "ExitCode", "Reason")
 """What to ask sacct for, as far as it knows the field (``sacct --helpformat``)."""
 
-COMMAND = f"sacct --duplicates --parsable2 --format={','.join(FIELDS[:9])} --jobs=ID > FILE"
+COMMAND = f"sacct --duplicates --parsable2 --format={','.join(_ON_EVERY_RELEASE)} --jobs=ID > FILE"
 """The command that saves a text which can be read here, on every release of Slurm."""
 
 JOB_ID = re.compile(
@@ -30,17 +34,18 @@ JOB_ID = re.compile(
 
 _MOST_LINES = 50  # of one record
 
-_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d{9,}"
 _TIMES = ("submit", "eligible", "start", "end")
 _NUMBER = r"[\d.]*[KMGTP]?"
 _READ = {
     "jobid": JOB_ID.pattern,
     "state": r"[A-Z][A-Z_]*(?: by [^\s:|]+)?\+?",
-    **dict.fromkeys(_TIMES, f"{_TIME}|Unknown|None|N/A|"),
-    "submit": _TIME,
+    **dict.fromkeys(_TIMES, f"{TIME}|Unknown|None|N/A|"),
+    "submit": TIME,
     "nodelist": r"(?=.*[A-Za-z])(?:[^\s|=:\[\]]|\[[^\s|\[\]]*\])+|None assigned|\(null\)|",
     "alloctres": r"(?:[^\s=,|]+=[^\s=,|]*)(?:,[^\s=,|]+=[^\s=,|]*)*|",
     "restarts": r"\d*",
+    "suspended": r"(?:(?:\d+-)?\d+:)?\d+:\d+(?:\.\d+)?|",
+    "elapsedraw": r"\d*",
 }
 # Fields that are not read, but help to tell the others apart.
 _SEEN = {
@@ -48,7 +53,6 @@ _SEEN = {
     "exitcode": r"\d+:\d+|",
     "layout": "[A-Za-z]*",
     "dbindex": _NUMBER,
-    "elapsedraw": _NUMBER,
     "nnodes": _NUMBER,
     "ntasks": _NUMBER,
     "ncpus": _NUMBER,
@@ -62,6 +66,11 @@ _FREE_TEXT = frozenset(
         *("account", "wckey", "licenses", "reason"),
     }
 )
+
+
+def pattern(name: str) -> re.Pattern[str] | None:
+    """What a field that is read must look like; None if anything will do."""
+    return re.compile(_READ[name]) if name in _READ else None
 
 
 class Header:
@@ -85,7 +94,7 @@ class Header:
             )
         self.free_first = self.names[0] in _FREE_TEXT
         self.free_last = self.names[-1] in _FREE_TEXT
-        self._trailing = line.endswith(self.delimiter)
+        self.trailing = line.endswith(self.delimiter)
         self._patterns = [re.compile((_READ | _SEEN).get(name, r"[^\n]*")) for name in self.names]
         # With a delimiter that typed fields hold too (a comma in a node list), any may be cut.
         anywhere = self.delimiter.strip() in set(",:;=-./_+")
@@ -117,7 +126,7 @@ class Header:
         return bool(found and first) and self._fits(0, first)
 
     def _tokens(self, record: str) -> list[str]:
-        if self._trailing:
+        if self.trailing:
             record = record.removesuffix(self.delimiter)
         return record.split(self.delimiter)
 
@@ -157,55 +166,63 @@ class Header:
         return None
 
 
-def records(lines: Sequence[str]) -> Iterator[tuple[int, str, dict[str, str] | str]]:
-    """The records after the header ``lines[0]``.
+class Lines(Protocol):
+    """The lines of a text; the header is the first."""
 
-    Yields:
-        The line it begins on (from 1), its text, and its fields, or why it cannot be cut.
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> str: ...
 
-    Raises:
-        UsageError: as :class:`Header`.
+
+Span = tuple[int, int]
+"""A record: the index of its first line, and of the line after its last."""
+
+
+def spans(
+    header: Header, lines: Lines, odd: Sequence[int], has_steps: Callable[[str], bool]
+) -> list[Span]:
+    """The records that the ``odd`` lines belong to, in order.
+
+    Args:
+        odd: indices, ascending, of every line that is not a plain record by itself.
+        has_steps: whether a plain line is a step of the job by that id.
     """
-    header = Header(lines[0])
-    for at, text in _whole_records(header, lines):
-        yield at + 1, text, header.cut(text) or header.complaint(text)
+    joiner = _Joiner(header, lines, odd, has_steps)
+    found: list[Span] = []
 
+    def empty(at: int) -> bool:
+        return not lines[at] or lines[at] == header.line
 
-def _whole_records(header: Header, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Texts of records with the index of the line each begins on; a stray line comes alone."""
-    joiner = _Joiner(header, lines)
-    held: tuple[int, int] | None = None  # the last record, which free text may still continue
-    at = 1
-    while at < len(lines):
-        if not lines[at] or lines[at] == header.line:
-            at += 1
+    for at in odd:
+        if empty(at) or (found and at < found[-1][1]):
             continue
         end = joiner.end(at)
-        if end is None and held and header.free_last and not header.opens(lines[at]):
-            at += 1
-            held = (held[0], at)
-            continue
-        if held:
-            yield held[0], "\n".join(lines[slice(*held)])
-        held = (at, end or at + 1)
-        at = held[1]
-    if held:
-        yield held[0], "\n".join(lines[slice(*held)])
+        if end is None and header.free_last and not header.opens(lines[at]):
+            # Free text at the end of the record before goes on here.
+            before = next((index for index in range(at - 1, 0, -1) if not empty(index)), None)
+            if before is not None:
+                first = found.pop()[0] if found and before < found[-1][1] else before
+                found.append((first, at + 1))
+                continue
+        found.append((at, end or at + 1))
+    return found
 
 
 class _Joiner:
     """Finds how many lines make one record."""
 
-    def __init__(self, header: Header, lines: Sequence[str]) -> None:
+    def __init__(
+        self, header: Header, lines: Lines, odd: Sequence[int], has_steps: Callable[[str], bool]
+    ) -> None:
         self._header = header
         self._lines = lines
-        self._alone = [header.cut(line) for line in lines]
-        ids = (JOB_ID.fullmatch(fields["jobid"]) for fields in self._alone if fields)
-        self._stepped = {match["job"] for match in ids if match and match["step"]}
+        self._alone = lru_cache(maxsize=4 * _MOST_LINES)(lambda at: header.cut(lines[at]))
+        self._odd = odd
+        self._in_plain = has_steps
+        self._in_odd: set[str] | None = None
 
     def end(self, at: int) -> int | None:
         """The index after the last line of the record that begins at ``at``; None if none does."""
-        if self._alone[at] is not None:
+        if self._alone(at) is not None:
             return at + 1
         for last in range(at + 1, min(at + _MOST_LINES, len(self._lines))):
             if self._stands_alone(last, self._lines[at]):
@@ -219,15 +236,23 @@ class _Joiner:
 
         A name may look like a record: then the one whose steps stand in the text is real.
         """
-        fields = self._alone[index]
+        fields = self._alone(index)
         if fields is None or self._header.free_first or not fields[self._header.names[0]]:
             return False
         job = fields["jobid"]
         ours = opening.partition(self._header.delimiter)[0]
-        return "." in job or ours not in self._stepped or job in self._stepped
+        return "." in job or not self._has_steps(ours) or self._has_steps(job)
+
+    def _has_steps(self, job: str) -> bool:
+        if self._in_odd is None:
+            cut = (self._header.cut(self._lines[at]) for at in self._odd)
+            ids = (JOB_ID.fullmatch(fields["jobid"]) for fields in cut if fields)
+            self._in_odd = {match["job"] for match in ids if match and match["step"]}
+        return job in self._in_odd or self._in_plain(job)
 
     def _is_one(self, first: int, last: int) -> bool:
-        fields, tail = self._header.cut("\n".join(self._lines[first : last + 1])), self._alone[last]
+        text = "\n".join(self._lines[at] for at in range(first, last + 1))
+        fields, tail = self._header.cut(text), self._alone(last)
         if fields is None:
             return False
         # Where text stands first, what comes before a record may be part of that text only.

@@ -1,38 +1,40 @@
-"""The rows of sacct, typed. What cannot be understood comes back with the reason."""
+"""What sacct keeps: a row for each attempt of a job, and one for each of its steps."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
 
-from slurmspot import hostlist
-from slurmspot.errors import NotFoundError
-from slurmspot.timeline.records import COMMAND, JOB_ID, records
+IDENTITY = ("jobname", "user", "uid", "submitline", "workdir")
+"""Fields whose values cannot change between attempts of one job."""
 
-_IDENTITY = ("jobname", "user", "uid", "submitline", "workdir")
-_TIMES = ("submit", "eligible", "start", "end")
 _GPUS = re.compile(r"gres/gpu(?P<type>:[^=,]+)?=(?P<count>\d+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One record of sacct: an attempt of a job, or one of its steps.
+JobKey = str | tuple[str, str]
+"""What tells jobs apart: the id; with the cluster before it, where that is known."""
+
+
+class Row(NamedTuple):
+    """One record of sacct about a job: one of its attempts. A tuple, for there may be millions.
 
     Attributes:
-        line: the line of the text that the record begins on, from 1.
-        job_id: as sacct prints it, without the step (``17``, ``7_0``, ``7_[2-5]``, ``33+0``).
-        step: ``batch``, ``extern``, ``0``, …; None for the job itself.
+        line: the line of the text that the record begins on, from 1; in JSON, its number there.
+        job_id: as sacct prints it (``17``, ``7_0``, ``7_[2-5]``, ``33+0``).
         state: the first word of State (``CANCELLED``, not ``CANCELLED by 0``).
         gpus: GPUs allocated; None where sacct was not asked for AllocTRES.
         restarts: how often the job had been requeued before; None where sacct does not say.
-        identity: what cannot change between attempts of one job, by field.
+        suspended_s: how long it stood still.
+        identity: what cannot change between attempts of one job, a value for each of
+            :data:`IDENTITY`, empty where it is not known.
     """
 
     line: int
-    text: str
     job_id: str
-    step: str | None
     name: str
     state: str
     submit: datetime
@@ -42,8 +44,15 @@ class Row:
     nodes: tuple[str, ...]
     gpus: int | None
     cluster: str
+    user: str
+    partition: str
     restarts: int | None
-    identity: dict[str, str]
+    suspended_s: float
+    identity: tuple[str, ...]
+
+
+Step = tuple[datetime, datetime | None, int]
+"""One record of sacct about a step: its start, its end, and the line it stands on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,88 +64,44 @@ class RejectedRow:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Rows:
-    """Everything a text of sacct holds."""
+    """Everything an export of sacct holds, by cluster and job id.
 
-    rows: tuple[Row, ...]
-    rejected: tuple[RejectedRow, ...]
-
-
-def read_rows(text: str, *, tz: tzinfo | None = None) -> Rows:
-    """Read what ``sacct --parsable2`` printed, with its header, fields in any order.
-
-    Args:
-        text: the whole output; the delimiter is taken from its header.
-        tz: the cluster's time zone, for times without one; None means this machine's.
-
-    Raises:
-        NotFoundError: the text is empty.
-        UsageError: the header is missing, or lacks a field of :data:`.records.NEEDED`.
+    Attributes:
+        text_of: what the export says on a line.
     """
-    text = text.removeprefix("\ufeff")
-    if not text.strip():
-        raise NotFoundError(
-            "the sacct text is empty",
-            why="sacct prints a header even when it finds no job",
-            fix=f"save it again: {COMMAND}",
-        )
-    lines = text.removesuffix("\n").split("\n")
-    if lines[0].endswith("\r"):
-        lines = [line.removesuffix("\r") for line in lines]
-    rows: list[Row] = []
-    rejected: list[RejectedRow] = []
-    for line, record, fields in records(lines):
-        row = fields if isinstance(fields, str) else _row(line, record, fields, tz)
-        if isinstance(row, Row):
-            rows.append(row)
-        else:
-            rejected.append(RejectedRow(line=line, reason=row, text=record))
-    return Rows(rows=tuple(rows), rejected=tuple(rejected))
+
+    heads: defaultdict[JobKey, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    steps: defaultdict[JobKey, list[Step]] = field(default_factory=lambda: defaultdict(list))
+    rejected: list[RejectedRow] = field(default_factory=list)
+    text_of: Callable[[int], str] = lambda line: f"row {line}"
+
+    def drop(self, lines: set[int]) -> None:
+        """Leave out what begins on one of ``lines``."""
+        for rows in self.heads.values():
+            rows[:] = [row for row in rows if row.line not in lines]
+        for steps in self.steps.values():
+            steps[:] = [step for step in steps if step[2] not in lines]
 
 
-def _row(line: int, text: str, fields: dict[str, str], tz: tzinfo | None) -> Row | str:
-    """The row, or why it is none."""
-    match = JOB_ID.fullmatch(fields["jobid"])
-    try:
-        times = {name: _time(fields.get(name, ""), tz) for name in _TIMES}
-        nodes = hostlist.expand(fields.get("nodelist", ""))
-    except (ValueError, OverflowError, OSError) as error:
-        return str(error)
-    submit = times["submit"]
-    if match is None or submit is None:
-        return "a record without " + ("a job id" if match is None else "a submit time")
-    restarts = fields.get("restarts", "")
-    return Row(
-        line=line,
-        text=text,
-        job_id=match["job"],
-        step=match["step"],
-        name=fields.get("jobname", ""),
-        state=fields["state"].partition(" ")[0].removesuffix("+"),
-        submit=submit,
-        eligible=times["eligible"],
-        start=times["start"],
-        end=times["end"],
-        nodes=nodes,
-        gpus=_gpus(fields["alloctres"]) if "alloctres" in fields else None,
-        cluster=fields.get("cluster", ""),
-        restarts=int(restarts) if restarts else None,
-        identity={name: fields[name] for name in _IDENTITY if fields.get(name)},
-    )
+def key(cluster: str, job_id: str) -> JobKey:
+    """The key of a job."""
+    return (cluster, job_id) if cluster else job_id
 
 
-def _time(text: str, tz: tzinfo | None) -> datetime | None:
-    if text in {"", "Unknown", "None", "N/A"}:
-        return None
-    if text.isdecimal():
-        return datetime.fromtimestamp(int(text), tz=tz or UTC)
-    time = datetime.fromisoformat(text)
-    return time if time.tzinfo else time.replace(tzinfo=tz) if tz else time.astimezone()
-
-
-def _gpus(tres: str) -> int:
+def gpus(tres: str) -> int:
     """GPUs of an AllocTRES. Where the untyped total stands, the typed counts are its parts."""
     found = [(match["type"], int(match["count"])) for match in _GPUS.finditer(tres)]
     totals = [count for kind, count in found if kind is None]
     return totals[0] if totals else sum(count for _, count in found)
+
+
+def state(text: str) -> str:
+    """The state alone, of ``CANCELLED by 0`` or a name that sacct cut short."""
+    return text.partition(" ")[0].removesuffix("+")
+
+
+def id_of(owner: JobKey) -> str:
+    """The job id in a key."""
+    return owner if isinstance(owner, str) else owner[1]

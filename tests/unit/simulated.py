@@ -89,7 +89,7 @@ def run(label, hits=(), *, steps=240, step_s=0.5, every=20, baseline=False, stop
                 process_exit=None if running else _at(gone),
                 nodes=("n0", "n1"),
                 gpus=8,
-                phases=(
+                parts=(
                     Phase.between("backoff", _at(submit), _at(eligible), "sacct"),
                     Phase.between("queue", _at(eligible), _at(start), "sacct"),
                 ),

@@ -174,7 +174,7 @@ def test_losses_that_are_no_numbers_are_left_out():
 def test_unknown_gpus_are_unknown():
     run = simulated.run("spot")
     jobs = tuple(
-        replace(job, attempts=tuple(replace(a, gpus=None) for a in job.attempts))
+        job._replace(attempts=tuple(a._replace(gpus=None) for a in job.attempts))
         for job in run.jobs
     )
     assert figures(document(replace(run, jobs=jobs)))["GPU hours"][0] == "unknown"

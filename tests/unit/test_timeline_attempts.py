@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurmspot.errors import NotFoundError, UsageError
 from slurmspot.timeline.attempts import Attempt, read_timeline
 
 DATA = Path(__file__).parent.parent / "data" / "sacct"
@@ -146,15 +149,61 @@ def facts(attempt: Attempt) -> tuple:
     )
 
 
-@pytest.mark.parametrize("file", ["sacct.txt", "sacct-all.txt"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("file", ["sacct.txt", "sacct-all.txt", "sacct.json"])
 @pytest.mark.parametrize("release", ["22.05", "26.05"])
-def test_captures_of_real_clusters(release, file):
-    timeline = read_timeline((DATA / release / file).read_text(), tz=UTC)
+def test_captures_of_real_clusters(release, file, packed):
+    data = (DATA / release / file).read_bytes()
+    timeline = read_timeline(gzip.compress(data, 1) if packed else data, tz=UTC)
     found = {job.job_id: (job.name, list(map(facts, job.attempts))) for job in timeline.jobs}
     assert found == EXPECTED[release]
-    assert list(found) == list(EXPECTED[release])
+    if file != "sacct.json":  # which knows an order of its own
+        assert list(found) == list(EXPECTED[release])
     assert not timeline.rejected
     assert not timeline.notes
+
+
+@pytest.mark.parametrize("release", ["22.05", "26.05"])
+def test_text_and_json_tell_the_same(release):
+    text = read_timeline((DATA / release / "sacct-all.txt").read_bytes(), tz=UTC)
+    other = read_timeline((DATA / release / "sacct.json").read_bytes())
+    jobs = {job.job_id: job for job in text.jobs}
+    for job in other.jobs:
+        attempts = [a._replace(restarts=None) for a in job.attempts]
+        expected = [a._replace(restarts=None) for a in jobs[job.job_id].attempts]
+        assert attempts == expected
+        assert job.user == jobs[job.job_id].user
+    paused = next(job for job in text.jobs if job.name == "paused")
+    assert paused.attempts[0].suspended_s == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        (b"{", UsageError, "not JSON"),
+        (b"[1]", UsageError, "no list of jobs"),
+        (b'{"jobs": 3}', UsageError, "no list of jobs"),
+        (b'{"jobs": []}', NotFoundError, "sacct found nothing"),
+        (b"\x1f\x8bno", UsageError, ""),
+        (gzip.compress(b"JobID|State")[:-9], UsageError, ""),
+        (gzip.compress(b""), NotFoundError, "prints a header"),
+    ],
+)
+def test_exports_that_are_none(data, error, words):
+    with pytest.raises(error) as caught:
+        read_timeline(data)
+    assert words in (caught.value.why or "")
+
+
+@pytest.mark.parametrize("release", ["22.05", "26.05"])
+@pytest.mark.parametrize("spoil", [{"time": None}, {"state": {}}, {"job_id": "x"}, {"tres": 1}])
+def test_a_job_of_json_that_makes_no_sense_spoils_only_itself(release, spoil):
+    found = json.loads((DATA / release / "sacct.json").read_bytes())
+    job = next(job for job in found["jobs"] if job["name"] == "crash")
+    job.update(spoil)
+    timeline = read_timeline(json.dumps(found).encode())
+    assert len(timeline.rejected) == 1
+    assert len(timeline.jobs) == len(EXPECTED[release]) - 1
 
 
 def test_the_deaf_job_was_preempted_and_its_processes_gone_five_seconds_later():
@@ -253,7 +302,7 @@ def test_rows_that_are_no_attempt_are_handed_back():
 def test_json_holds_what_was_promised():
     (job,) = read_timeline(text(row()), tz=UTC).as_json()["jobs"]
     (attempt,) = job["attempts"]
-    assert set(job) == {"job_id", "name", "attempts"}
+    assert set(job) == {"job_id", "name", "user", "cluster", "attempts"}
     assert attempt["start"] == "2026-01-02T03:02:00+00:00"
     assert attempt["phases"][2] == {
         "name": "run",

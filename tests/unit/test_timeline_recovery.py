@@ -51,7 +51,7 @@ def attempt(index, kind, submit, start, end, *, gone=None, gpus=4):
         process_exit=at(gone) if over else None,
         nodes=("n0", "n1"),
         gpus=gpus,
-        phases=tuple(phases),
+        parts=tuple(phases),
     )
 
 

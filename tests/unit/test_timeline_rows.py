@@ -8,19 +8,35 @@ import pytest
 
 from slurmspot import hostlist
 from slurmspot.errors import NotFoundError, UsageError
-from slurmspot.timeline.rows import read_rows
+from slurmspot.timeline.exports import read_rows
+from slurmspot.timeline.rows import Rows, Step
+from slurmspot.timeline.text import read_text
 
 HEADER = "JobID|JobName|State|Submit|Start|End|NodeList|AllocTRES"
 GOOD = "5|train|COMPLETED|2026-01-02T03:00:00|2026-01-02T03:00:01|2026-01-02T04:00:00|n1|cpu=1"
 
 
+def read(text: str, tz=UTC):
+    return read_text(text.encode(), tz=tz)
+
+
 def rows(*lines: str, header: str = HEADER):
-    return read_rows("\n".join([header, *lines]) + "\n", tz=UTC)
+    return read("\n".join([header, *lines]) + "\n")
+
+
+def jobs(found: Rows):
+    """Every row of a job, in order of lines."""
+    return sorted((row for rows in found.heads.values() for row in rows), key=lambda r: r.line)
+
+
+def steps(found: Rows) -> list[tuple[str, Step]]:
+    """Every step with the id of its job."""
+    return [(owner, step) for owner, steps in found.steps.items() for step in steps]
 
 
 def test_one_row():
-    (row,) = rows(GOOD).rows
-    assert (row.job_id, row.step, row.name, row.state) == ("5", None, "train", "COMPLETED")
+    (row,) = jobs(rows(GOOD))
+    assert (row.job_id, row.name, row.state) == ("5", "train", "COMPLETED")
     assert row.start == datetime(2026, 1, 2, 3, 0, 1, tzinfo=UTC)
     assert (row.eligible, row.nodes, row.gpus, row.line) == (None, ("n1",), 0, 2)
 
@@ -31,13 +47,13 @@ def test_any_delimiter(delimiter):
     line = GOOD.replace("n1", "n[1,3]").replace("cpu=1", "cpu=1,gres/gpu=2")
     header = HEADER.replace("|", delimiter)
     record = line.replace("|", delimiter).replace("train", name)
-    (row,) = read_rows(f"{header}\n{record}\n", tz=UTC).rows
+    (row,) = jobs(read(f"{header}\n{record}\n"))
     assert (row.name, row.nodes, row.gpus) == (name, ("n1", "n3"), 2)
 
 
 def test_trailing_delimiter_of_parsable_and_windows_line_ends():
     text = f"{HEADER}|\r\n{GOOD}|\r\n"
-    (row,) = read_rows(text, tz=UTC).rows
+    (row,) = jobs(read(text))
     assert row.gpus == 0
 
 
@@ -68,7 +84,7 @@ def test_a_name_may_hold_anything_and_stand_anywhere(name, place):
     last = "|".join(moved(["6", *GOOD.split("|")[1:]]))
     found = rows(first, nasty, last, header=header)
     assert not found.rejected
-    assert [(row.job_id, row.name) for row in found.rows] == [
+    assert [(row.job_id, row.name) for row in jobs(found)] == [
         ("4", "train"),
         ("5", name),
         ("6", "train"),
@@ -78,15 +94,13 @@ def test_a_name_may_hold_anything_and_stand_anywhere(name, place):
 def test_a_name_that_looks_like_a_record_loses_to_the_job_that_has_steps():
     step = GOOD.replace("5|train", "5.batch|batch")
     found = rows(GOOD.replace("train", "evil\n9|root"), step)
-    assert [(row.job_id, row.step, row.name) for row in found.rows] == [
-        ("5", None, "evil\n9|root"),
-        ("5", "batch", "batch"),
-    ]
+    assert [(row.job_id, row.name) for row in jobs(found)] == [("5", "evil\n9|root")]
+    assert [owner for owner, _ in steps(found)] == ["5"]
 
 
 def test_a_record_cut_short_spoils_only_itself():
     found = rows(GOOD, "6|tra", GOOD.replace("5|", "7|"), "8|train|COMPLETED|2026-01-02T03:0")
-    assert [row.job_id for row in found.rows] == ["5", "7"]
+    assert [row.job_id for row in jobs(found)] == ["5", "7"]
     assert [(row.line, row.text[:2]) for row in found.rejected] == [(3, "6|"), (5, "8|")]
     assert "2 fields, where the header names 8" in found.rejected[0].reason
 
@@ -104,13 +118,13 @@ def test_a_record_cut_short_spoils_only_itself():
 )
 def test_a_row_that_makes_no_sense_comes_back_with_the_reason(old, new, reason):
     found = rows(GOOD.replace(old, new, 1))
-    assert not found.rows
+    assert not jobs(found)
     assert reason in found.rejected[0].reason
 
 
 def test_repeated_headers_and_blank_lines_are_no_rows():
     found = rows(GOOD, "", HEADER, GOOD.replace("5|", "6|"), "")
-    assert [row.job_id for row in found.rows] == ["5", "6"]
+    assert [row.job_id for row in jobs(found)] == ["5", "6"]
     assert not found.rejected
 
 
@@ -129,8 +143,12 @@ def test_repeated_headers_and_blank_lines_are_no_rows():
     ],
 )
 def test_job_ids(job_id, job, step):
-    (row,) = rows(GOOD.replace("5", job_id, 1)).rows
-    assert (row.job_id, row.step) == (job, step)
+    found = rows(GOOD.replace("5", job_id, 1))
+    assert not found.rejected
+    if step is None:
+        assert [row.job_id for row in jobs(found)] == [job]
+    else:
+        assert [owner for owner, _ in steps(found)] == [job]
 
 
 @pytest.mark.parametrize(
@@ -146,13 +164,13 @@ def test_job_ids(job_id, job, step):
     ],
 )
 def test_times(text, time):
-    (row,) = rows(GOOD.replace("2026-01-02T04:00:00", text)).rows
+    (row,) = jobs(rows(GOOD.replace("2026-01-02T04:00:00", text)))
     assert row.end == time
 
 
 def test_times_without_a_zone_are_in_the_given_one():
     zone = timezone(timedelta(hours=-5))
-    (row,) = read_rows(f"{HEADER}\n{GOOD}", tz=zone).rows
+    (row,) = jobs(read(f"{HEADER}\n{GOOD}", tz=zone))
     assert row.submit == datetime(2026, 1, 2, 8, tzinfo=UTC)
 
 
@@ -168,13 +186,13 @@ def test_times_without_a_zone_are_in_the_given_one():
     ],
 )
 def test_gpus_are_counted_once(tres, gpus):
-    (row,) = rows(GOOD.replace("cpu=1", tres)).rows
+    (row,) = jobs(rows(GOOD.replace("cpu=1", tres)))
     assert row.gpus == gpus
 
 
 def test_unknown_gpus_are_not_zero():
     header, line = HEADER.rpartition("|")[0], GOOD.rpartition("|")[0]
-    assert rows(line, header=header).rows[0].gpus is None
+    assert jobs(rows(line, header=header))[0].gpus is None
 
 
 def test_missing_fields_are_named_with_the_command_that_gives_them():
@@ -187,12 +205,12 @@ def test_missing_fields_are_named_with_the_command_that_gives_them():
 @pytest.mark.parametrize("text", ["", "\n", "  \n\n", "\ufeff"])
 def test_empty_text(text):
     with pytest.raises(NotFoundError):
-        read_rows(text)
+        read_rows(text.encode())
 
 
 def test_many_rows_are_read_in_reasonable_time():
     lines = [GOOD.replace("5", str(number), 1) for number in range(1, 20_001)]
-    assert len(rows(*lines).rows) == 20_000
+    assert len(jobs(rows(*lines))) == 20_000
 
 
 @pytest.mark.parametrize(

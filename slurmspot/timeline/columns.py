@@ -1,0 +1,203 @@
+"""Reads many plain lines of sacct at once, a field at a time.
+
+A line is plain if it has as many fields as the header, and each that is read can be what it must
+be. Values repeat: states, node lists and resources all the time, and most times of a step are those
+of its job. So each is understood once and then looked up; what is left is done a list at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+from slurmspot import hostlist
+from slurmspot.timeline.records import JOB_ID, Header, pattern
+from slurmspot.timeline.rows import IDENTITY, Row, Rows, Step, gpus, key, state
+from slurmspot.timeline.times import Times, seconds
+
+_MOST_KEPT = 50_000  # values of one field that are remembered
+_ODD: Any = object()  # stands for what cannot be understood by itself
+
+# Fields in the order of a Row, between its job id and its identity; and what they are when absent.
+_ROW = (
+    *("jobname", "state", "submit", "eligible", "start", "end", "nodelist", "alloctres"),
+    *("cluster", "user", "partition", "restarts", "suspended"),
+)
+_ABSENT = {
+    "eligible": None, "nodelist": (), "alloctres": None, "restarts": None, "suspended": 0.0,
+}  # fmt: skip
+
+_Texts = Mapping[str, list[str]]
+
+
+class Columns:
+    """Puts the rows of plain lines into ``rows`` and says which lines were not plain."""
+
+    def __init__(self, header: Header, times: Times, rows: Rows) -> None:
+        self._header = header
+        self._rows = rows
+        self._where = {
+            name: at for at, name in enumerate(header.names) if name in {"jobid", *_ROW, *IDENTITY}
+        }
+
+        def time(text: str) -> Any:
+            moments = times.read(text)
+            return moments[0] if len(moments) == 1 else _ODD if moments else None
+
+        readers: dict[str, Callable[[str], Any]] = {
+            "state": state,
+            "nodelist": hostlist.expand,
+            "alloctres": gpus,
+            "restarts": lambda text: int(text) if text else None,
+            "suspended": seconds,
+            **dict.fromkeys(("user", "partition", "cluster"), str),
+        }
+        moments = _Field(
+            time, many=times.read_plain
+        )  # one for all: they share most of their values
+        self._fields = {name: _Field(read, pattern(name)) for name, read in readers.items()}
+        self._fields |= dict.fromkeys(("submit", "eligible", "start", "end"), moments)
+
+    def read(self, first: int, lines: Sequence[str]) -> list[int]:
+        """Take the plain ones of ``lines``.
+
+        Returns:
+            Indices of the others, counted from ``first``; empty lines are not among them.
+        """
+        delimiter, width = self._header.delimiter, len(self._header.names) + self._header.trailing
+        counts = list(map(str.count, lines, repeat(delimiter)))
+        odd: set[int] = set()
+        if counts.count(width - 1) != len(lines):
+            odd = {at for at, count in enumerate(counts) if count != width - 1}
+        while len(odd) < len(lines):
+            left = [at for at in range(len(lines)) if at not in odd] if odd else range(len(lines))
+            plain = [lines[at] for at in left] if odd else lines
+            cells = delimiter.join(plain).split(delimiter)
+            strange = self._take(
+                [first + at + 1 for at in left],
+                {name: cells[at::width] for name, at in self._where.items()},
+                cells[width - 1 :: width] if self._header.trailing else (),
+            )
+            if not strange:
+                break
+            odd.update(left[at] for at in strange)
+        return [first + at for at in sorted(odd) if lines[at]]
+
+    def _take(self, lines: Sequence[int], texts: _Texts, rest: Sequence[str]) -> set[int]:
+        """Keep all rows, or none and say which make no sense by themselves.
+
+        Args:
+            lines: the line each row stands on, from 1.
+            rest: what stands after the last field of each.
+        """
+        odd = {at for at, text in enumerate(rest) if text}
+        everyone = range(len(lines))
+        starts = self._meaning("start", texts, everyone, odd)
+        ends = self._meaning("end", texts, everyone, odd)
+        heads, targets = self._sorted(texts, odd)
+        fields = {name: self._meaning(name, texts, heads, odd) for name in texts if name != "jobid"}
+        odd.update(at for at, submit in zip(heads, fields["submit"], strict=True) if not submit)
+        odd.update(
+            at
+            for at, (target, start) in enumerate(zip(targets, starts, strict=True))
+            if target is not None and start is None
+        )
+        if odd:
+            return odd
+        for target, step in zip(targets, zip(starts, ends, lines, strict=True), strict=True):
+            if target is not None:
+                target.append(step)
+        self._keep([lines[at] for at in heads], [texts["jobid"][at] for at in heads], fields)
+        return odd
+
+    def _keep(self, lines: Sequence[int], jobs: Sequence[str], fields: Mapping[str, Any]) -> None:
+        def column(name: str) -> Iterable[Any]:
+            return fields[name] if name in fields else repeat(_ABSENT.get(name, ""))
+
+        heads = self._rows.heads
+        identities = zip(*map(column, IDENTITY), strict=False)
+        for row in map(Row._make, zip(lines, jobs, *map(column, _ROW), identities, strict=False)):
+            heads[(row.cluster, row.job_id) if row.cluster else row.job_id].append(row)
+
+    def _sorted(self, texts: _Texts, odd: set[int]) -> tuple[list[int], list[list[Step] | None]]:
+        """The rows that are jobs; and for every row, the list that a step belongs in."""
+        heads: list[int] = []
+        targets: list[list[Step] | None] = []
+        steps, target = self._rows.steps, None
+        job, prefix, where = "", "\0", ""
+        clusters = texts.get("cluster") or repeat("")
+        for text, cluster in zip(texts["jobid"], clusters, strict=False):
+            if text.startswith(prefix) and cluster == where:
+                targets.append(target)
+            elif text.isdecimal():
+                heads.append(len(targets))
+                targets.append(None)
+            else:
+                match = JOB_ID.fullmatch(text)
+                if match is None:
+                    odd.add(len(targets))
+                elif match["step"]:
+                    job, where = match["job"], cluster
+                    prefix, target = f"{job}.", steps[key(where, job)]
+                    targets.append(target)
+                    continue
+                else:
+                    heads.append(len(targets))
+                targets.append(None)
+        return heads, targets
+
+    def _meaning(self, name: str, texts: _Texts, which: Sequence[int], odd: set[int]) -> list[Any]:
+        """What a field means in the rows ``which``; rows where it means nothing become odd."""
+        cells = texts[name]
+        if len(which) != len(cells):
+            cells = [cells[at] for at in which]
+        field = self._fields.get(name)
+        if field is None:
+            return cells
+        found = field.read(cells)
+        if field.odd:
+            odd.update(at for at, text in zip(which, cells, strict=True) if text in field.odd)
+        return found
+
+
+class _Field:
+    """One field: what each of its texts means.
+
+    Attributes:
+        odd: texts that mean nothing, or nothing by themselves.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[str], Any],
+        like: re.Pattern[str] | None = None,
+        many: Callable[[Sequence[str]], Mapping[str, Any]] = lambda _: {},
+    ) -> None:
+        self._read = read
+        self._like = like
+        self._many = many
+        self._known: dict[str, Any] = {}
+        self.odd: set[str] = set()
+
+    def read(self, texts: Sequence[str]) -> list[Any]:
+        """The meaning of each text."""
+        if len(self._known) > _MOST_KEPT:
+            self._known.clear()
+        fresh = set(texts).difference(self._known)
+        self._known.update(self._many(list(fresh)))
+        for text in fresh.difference(self._known):
+            meaning = self._understood(text)
+            self._known[text] = meaning
+            if meaning is _ODD:
+                self.odd.add(text)
+        return list(map(self._known.__getitem__, texts))
+
+    def _understood(self, text: str) -> Any:
+        if self._like is not None and not self._like.fullmatch(text):
+            return _ODD
+        try:
+            return self._read(text)
+        except (ValueError, OverflowError, OSError):
+            return _ODD
