@@ -62,8 +62,9 @@ class OutFile:
         self._disk = disk
         self._size_bytes = size_bytes
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._opened = [self._fd]
         try:
-            self._direct = _reopen(self._fd, os.O_WRONLY)
+            self._direct = _reopen(self._opened, os.O_WRONLY)
             # Blocks that exist, inside the file's size, are written by several threads at once.
             _allocate(self._fd, _up(size_bytes) if self._direct is not None else size_bytes)
         except BaseException:
@@ -83,9 +84,8 @@ class OutFile:
             except OSError as error:
                 if error.errno not in _NO_DIRECT:
                     raise
-                self._direct = None  # it took the flag at open, but means it not
+                self._direct = None  # the flag was taken at open, but is not meant
                 _say_once(os.fstat(fd).st_dev)
-                os.close(fd)
             else:
                 return
         _write_all(self._disk, self._fd, memory, offset)
@@ -97,7 +97,8 @@ class OutFile:
 
     def close(self) -> None:
         """Let go of the file, finished or not."""
-        _close(self._fd, self._direct)
+        for fd in self._opened:
+            os.close(fd)
 
 
 class InFile:
@@ -110,7 +111,8 @@ class InFile:
     def __init__(self, fd: int, *, direct: bool = True, disk: Disk = REAL) -> None:
         self._fd = fd
         self._disk = disk
-        self._direct = _reopen(fd, os.O_RDONLY) if direct else None
+        self._opened = [fd]
+        self._direct = _reopen(self._opened, os.O_RDONLY) if direct else None
         self.size_bytes = os.fstat(fd).st_size
         self._map = None if self._direct is None else _mapped(fd)
 
@@ -125,14 +127,13 @@ class InFile:
             memory, offset = _after(memory, count), offset + count
         return True
 
-    def read_direct(self, block: Bytes, offset: int) -> None:
-        """Fill an aligned ``block`` from an aligned ``offset``, as far as the file goes."""
-        expected = min(block.size, self.size_bytes - offset)
-        done = 0
-        while done < expected:
+    def read_direct(self, memory: Sequence[Bytes], offset: int) -> None:
+        """Fill blocks of aligned ``memory`` from an aligned ``offset``, as far as the file goes."""
+        left = min(sum(map(len, memory)), self.size_bytes - offset)
+        while left > 0:
             fd = self._fd if self._direct is None else self._direct
             try:
-                count = self._disk.read(fd, [block[done:]], offset + done)
+                count = self._disk.read(fd, memory[:_IOV_MAX], offset)
             except OSError as error:
                 if fd == self._fd or error.errno not in _NO_DIRECT:
                     raise
@@ -141,7 +142,7 @@ class InFile:
                 continue
             if not count:
                 raise _truncated()
-            done += count
+            memory, offset, left = _after(memory, count), offset + count, left - count
 
     def _is_cached(self, offset: int, size: int) -> bool:
         """Whether the page cache holds all of it. Asking makes the kernel read nothing."""
@@ -153,16 +154,20 @@ class InFile:
 
     def close(self) -> None:
         """Let go of the file."""
-        _close(self._fd, self._direct)
+        for fd in self._opened:
+            os.close(fd)
 
 
-def _reopen(fd: int, access: int) -> int | None:
-    """The same file once more, for direct I/O; None if its file system refuses."""
+def _reopen(opened: list[int], access: int) -> int | None:
+    """The one file in ``opened`` once more, for direct I/O; None if its file system refuses."""
+    (fd,) = opened
     try:
-        return os.open(f"/proc/self/fd/{fd}", access | os.O_DIRECT | os.O_CLOEXEC)
+        direct = os.open(f"/proc/self/fd/{fd}", access | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:
         _say_once(os.fstat(fd).st_dev)
         return None
+    opened.append(direct)
+    return direct
 
 
 def _mapped(fd: int) -> Bytes | None:
@@ -218,9 +223,3 @@ def _up(size_bytes: int) -> int:
 
 def _truncated() -> OSError:
     return OSError(errno.EIO, "the file ends too early")
-
-
-def _close(fd: int, direct: int | None) -> None:
-    os.close(fd)
-    if direct is not None:
-        os.close(direct)

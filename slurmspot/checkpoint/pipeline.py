@@ -20,7 +20,11 @@ from slurmspot.checkpoint.disk import BLOCK_BYTES, Bytes, InFile, OutFile
 PIECE_BYTES = 8 << 20
 THREADS = 4
 _BRIDGE_BYTES = 64 << 10  # reading over a gap this small beats beginning a new piece
-_FEW = 64  # so many parts of a piece are moved without a buffer
+_FEW = 64  # so many parts of a piece are moved each by itself
+
+
+_Moves = tuple[list[Bytes], list[tuple[Bytes, Bytes]]]
+"""Memory for every byte of a piece, and what is copied between own memory and the buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +66,49 @@ class _Piece:
     size: int = 0
     parts: list[_Part] = field(default_factory=list)
 
-    def spread(self, buffer: Bytes) -> Iterator[Bytes]:
-        """Memory for each byte of the piece: its own where it has some, else the buffer's."""
+    def in_place(self, buffer: Bytes) -> _Moves:
+        """Each part to or from its own memory."""
+        memory = []
         end = 0
         for part in self.parts:
             if part.at > end:
-                yield buffer[end : part.at]
+                memory.append(buffer[end : part.at])
             end = part.at + part.size
-            yield part.within(buffer) if part.memory is None else part.memory
+            memory.append(part.within(buffer) if part.memory is None else part.memory)
+        return memory, []
 
-    def hash(self, contents: Sequence[Bytes], turn: _Turn) -> None:
-        """Feed each part's content to its digest, when it is this piece's turn."""
+    def together(self, buffer: Bytes) -> _Moves:
+        """All of it by way of the buffer."""
+        copies = [(one.memory, one.within(buffer)) for one in self.parts if one.memory is not None]
+        return [buffer[: self.size]], copies
+
+    def in_blocks(self, buffer: Bytes) -> _Moves:
+        """Whole blocks of aligned memory: a part's own if it has such, else the buffer's."""
+        memory = []
+        copies = []
+        end = 0
+        for part in self.parts:
+            if part.memory is None:
+                continue
+            aligned = part.at % BLOCK_BYTES == part.memory.ctypes.data % BLOCK_BYTES == 0
+            own = part.size - part.size % BLOCK_BYTES if aligned else 0
+            if own:
+                if part.at > end:
+                    memory.append(buffer[end : part.at])
+                memory.append(part.memory[:own])
+                end = part.at + own
+            if own < part.size:
+                copies.append((part.memory[own:], part.within(buffer)[own:]))
+        size = -(-self.size // BLOCK_BYTES) * BLOCK_BYTES
+        if size > end:
+            memory.append(buffer[end:size])
+        return memory, copies
+
+    def hash(self, buffer: Bytes, turn: _Turn) -> None:
+        """Feed each part to its digest, when it is this piece's turn."""
         with turn:
-            for part, content in zip(self.parts, contents, strict=True):
+            for part in self.parts:
+                content = part.within(buffer) if part.memory is None else part.memory
                 part.run.digest.update(content.data)
 
 
@@ -82,18 +116,17 @@ def write(file: OutFile, runs: Sequence[Run]) -> None:
     """Write ``runs``, which follow each other from the start of the file without a gap."""
 
     def move(piece: _Piece, buffer: Bytes, turn: _Turn) -> None:
-        if file.direct or len(piece.parts) > _FEW:
-            for part in piece.parts:
-                if part.memory is not None:
-                    part.within(buffer)[:] = part.memory
-            piece.hash([part.within(buffer) for part in piece.parts], turn)
-            end = -(-piece.size // BLOCK_BYTES) * BLOCK_BYTES if file.direct else piece.size
-            buffer[piece.size : end] = 0
-            file.write([buffer[:end]], piece.start)
+        if file.direct:
+            buffer[piece.size : piece.size + BLOCK_BYTES] = 0
+            memory, copies = piece.in_blocks(buffer)
+        elif len(piece.parts) <= _FEW:
+            memory, copies = piece.in_place(buffer)
         else:
-            memory = list(piece.spread(buffer))
-            piece.hash(memory, turn)
-            file.write(memory, piece.start)
+            memory, copies = piece.together(buffer)
+        for own, through in copies:
+            through[:] = own
+        piece.hash(buffer, turn)
+        file.write(memory, piece.start)
 
     _Job(runs, move).run()
 
@@ -116,18 +149,14 @@ def read(file: InFile, runs: Sequence[Run], progress: Callable[[int], None] | No
 
     def move(piece: _Piece, buffer: Bytes, turn: _Turn) -> None:
         few = len(piece.parts) <= _FEW
-        memory = list(piece.spread(buffer)) if few else [buffer[: piece.size]]
-        in_place = file.read_cached(memory, piece.start)
-        if not in_place:
-            file.read_direct(buffer[: -(-piece.size // BLOCK_BYTES) * BLOCK_BYTES], piece.start)
-        arrived = [
-            part.memory if in_place and few and part.memory is not None else part.within(buffer)
-            for part in piece.parts
-        ]
-        piece.hash(arrived, turn)
-        for part, bytes_ in zip(piece.parts, arrived, strict=True):
-            if part.memory is not None and bytes_ is not part.memory:
-                part.memory[:] = bytes_
+        memory, copies = piece.in_place(buffer) if few else piece.together(buffer)
+        if not file.read_cached(memory, piece.start):
+            memory, copies = piece.in_blocks(buffer)
+            file.read_direct(memory, piece.start)
+        for own, through in copies:
+            own[:] = through
+        piece.hash(buffer, turn)
+        for part in piece.parts:
             count(part)
         if progress is not None:
             progress(piece.size)
