@@ -12,7 +12,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -115,7 +116,8 @@ def submit(
 
     executor = _executor(spec, folder, windows)
     try:
-        job_id = str(executor.submit(task).job_id)
+        with _outside_any_job():
+            job_id = str(executor.submit(task).job_id)
     except FailedJobError as error:
         words = str(error).strip().splitlines()[-1:]
         raise SlurmError("sbatch refused the job", why=" ".join(words)) from None
@@ -125,6 +127,25 @@ def submit(
         jobs.flush()
         os.fsync(jobs.fileno())
     return job_id
+
+
+@contextmanager
+def _outside_any_job() -> Iterator[None]:
+    """Hide what this process inherited from a job that it runs in.
+
+    sbatch hands its environment on, and Slurm sets these only for some jobs: the first attempt of
+    a new job would take the count, or the array index, of the job it was submitted from for its
+    own.
+    """
+    hidden = {
+        name: os.environ.pop(name)
+        for name in list(os.environ)
+        if name.startswith(("SLURM_RESTART_COUNT", "SLURM_ARRAY_", "SLURM_HET_"))
+    }
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def job_ids(folder: RunFolder) -> list[str]:

@@ -173,10 +173,15 @@ def test_a_function_is_launched_waited_for_and_not_run_twice(cli, tmp_path):
     done = cli(
         *("launch", "--call", "my_module:main", "--run", run, "--wait", "--json"),
         PYTHONPATH=f"{ROOT}:{tmp_path}",
+        SLURM_RESTART_COUNT="6",  # as if launched from within another job, itself restarted
+        SLURM_ARRAY_JOB_ID="9",
+        SLURM_ARRAY_TASK_ID="2",
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["complete"] is True
     assert "item 4" in next((run / "logs").glob("*_0_log.out")).read_text()
+    job_id = json.loads(done.stdout)["job_id"]
+    assert [path.name for path in (run / "events").iterdir()] == [f"{job_id}-0"]
     status = json.loads(cli("status", run, "--json").stdout)
     assert (status["complete"], status["last_step"], status["last_durable_step"]) == (True, 5, 5)
     again = cli("launch", "--call", "my_module:main", "--run", run)
