@@ -261,6 +261,7 @@ class Checkpointer:
         states = {name: self._take(name) for name in self._parts}
         staging, (rooms, copying) = self._staging[0], self._copy(states.values())
         copying.carry_out()
+        self._copying = copying
         return Held(
             states={name: state.at(rooms) for name, state in states.items()},
             extras={name: part.extras() for name, part in self._parts.items()},

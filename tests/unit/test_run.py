@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ def outside_slurm(monkeypatch):
         if name.startswith(("SLURM", "RANK", "WORLD_SIZE")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("SLURMSPOT_PERIOD_STEPS", "4")
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):  # Training sets them; forgotten afterwards
+        monkeypatch.setenv(name, "0")
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
 
@@ -199,6 +202,37 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch,
     assert "No space left on device" in capsys.readouterr().err
     assert names(tmp_path, "1-0").count("save_failed") >= 1
     assert finished(tmp_path)["step"] == TOTAL
+
+
+def test_a_disk_slower_than_a_period_in_seconds_costs_checkpoints_and_no_time(
+    tmp_path, monkeypatch, own_cursor, baseline
+):
+    """Every save but the first would be due at once, and the first takes until one is skipped."""
+    from slurmspot.checkpoint import saving
+
+    monkeypatch.setenv("SLURMSPOT_PERIOD_STEPS", "0")
+    monkeypatch.setenv("SLURMSPOT_PERIOD_S", "0.000001")
+    folder = tmp_path / "slow"
+    training = Training(folder, own_cursor=own_cursor)
+    skipped = threading.Event()
+    emit, save = training.run._checkpointer._emit, saving.save
+
+    def watch(event, **data):
+        emit(event, **data)
+        if event == "save_skipped":
+            skipped.set()
+
+    def slow(*args, **options):
+        assert skipped.wait(30)
+        save(*args, **options)
+
+    monkeypatch.setattr(training.run._checkpointer, "_emit", watch)
+    monkeypatch.setattr(saving, "save", slow)
+    training.go()
+    told = names(folder, "1-0")
+    assert told.count("save_skipped") >= 1
+    assert told.count("commit") == told.count("snapshot_begin")
+    assert finished(folder) == finished(tmp_path / "baseline")
 
 
 def test_what_cannot_be_saved_is_refused_at_once(tmp_path):
