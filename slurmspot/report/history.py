@@ -15,7 +15,7 @@ from slurmspot.errors import NotFoundError, UsageError
 from slurmspot.events import Event, read_events
 from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Job, Timeline, read_timeline
-from slurmspot.timeline.lives import by_attempt, moment, sensible, witnessed
+from slurmspot.timeline.lives import by_attempt, complete, moment, sensible, witnessed
 from slurmspot.timeline.phases import divided
 from slurmspot.timeline.records import FIELDS
 
@@ -72,7 +72,8 @@ def of_run(
                 why=f"the run submitted {', '.join(submitted)}",
                 fix="save the text on the cluster the run was submitted to",
             )
-        timeline = replace(timeline, jobs=jobs)
+        completed, notes = complete(jobs, events)
+        timeline = replace(timeline, jobs=tuple(completed), notes=(*timeline.notes, *notes))
     known = {attempt.job_id for attempt in timeline.jobs}
     jobs = (*timeline.jobs, *witnessed(events, known=known))
     return History(timeline=replace(timeline, jobs=divided(jobs, events)), events=events)

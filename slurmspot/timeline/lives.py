@@ -102,6 +102,16 @@ def lives(job: Job, events: Mapping[str, Sequence[Event]]) -> list[Life]:
     Args:
         events: by attempt name, see :func:`by_attempt`.
     """
+    starts = _starts(job)
+    restarts = _restarts(starts, _logged(job.job_id, events))
+    return [
+        Life.of(job.job_id, rows, events.get(f"{job.job_id}-{restart}", ()))
+        for restart, rows in zip(restarts, starts, strict=True)
+    ]
+
+
+def _starts(job: Job) -> list[list[Attempt]]:
+    """The attempts of each start, several where the job was resized."""
     starts: list[list[Attempt]] = []
     resized = False
     for attempt in sorted(
@@ -113,10 +123,65 @@ def lives(job: Job, events: Mapping[str, Sequence[Event]]) -> list[Life]:
         else:
             starts.append([attempt])
         resized = attempt.kind == "resized"
+    return starts
+
+
+def _logged(job_id: str, events: Mapping[str, Sequence[Event]]) -> dict[int, datetime]:
+    """When each restart of a job logged first."""
+    names = ((_NAME.fullmatch(name), logged) for name, logged in events.items())
+    return {
+        int(match["restart"]): moment(logged[0])
+        for match, logged in names
+        if match and match["job"] == job_id
+    }
+
+
+def _restarts(starts: Sequence[Sequence[Attempt]], logged: Mapping[int, datetime]) -> list[int]:
+    """Which restart each start is: what sacct says; else, counted so that times fit best.
+
+    Counting from 0 is wrong where accounting has purged the first rows, and then the event log
+    knows more starts than sacct does.
+    """
+    spare = max(logged, default=0) + 1 - len(starts)
+
+    def misfit_s(first: int) -> float:
+        return sum(
+            abs((logged[index] - (rows[0].start or rows[0].submit)).total_seconds())
+            for index, rows in enumerate(starts, start=first)
+            if index in logged
+        )
+
+    first = min(range(spare + 1), key=misfit_s) if spare > 0 else 0
     return [
-        Life.of(job.job_id, rows, events.get(f"{job.job_id}-{restart}", ()))
-        for restart, rows in enumerate(starts)
+        index if rows[0].restarts is None else rows[0].restarts
+        for index, rows in enumerate(starts, start=first)
     ]
+
+
+def complete(jobs: Iterable[Job], events: Iterable[Event]) -> tuple[list[Job], list[str]]:
+    """The same jobs with the starts that only their event log knows; and a note for each job."""
+    named = by_attempt(events)
+    found, notes = [], []
+    for job in jobs:
+        starts = _starts(job)
+        logged = _logged(job.job_id, named)
+        absent = sorted(logged.keys() - set(_restarts(starts, logged)))
+        if absent:
+            attempts = list(job.attempts)
+            for restart in absent:
+                name = f"{job.job_id}-{restart}"
+                newest = restart == max(logged)
+                attempts.append(_witnessed(0, restart, named[name], last=newest))
+            attempts.sort(key=lambda attempt: attempt.start or attempt.submit)
+            numbered = (a._replace(index=index) for index, a in enumerate(attempts))
+            found.append(job._replace(attempts=tuple(numbered)))
+            notes.append(
+                f"job {job.job_id}: restart {', '.join(map(str, absent))} left no row in the "
+                "accounts (purged, or not asked for) and is told from the event log alone"
+            )
+        else:
+            found.append(job)
+    return found, notes
 
 
 def chains(jobs: Iterable[Job], events: Iterable[Event]) -> list[list[Life]]:
@@ -166,15 +231,15 @@ def witnessed(events: Iterable[Event], *, known: Iterable[str] = ()) -> list[Job
             job_id=job_id,
             name=job_id,
             attempts=tuple(
-                _witnessed(index, logged, last=index == len(by_restart) - 1)
-                for index, (_, logged) in enumerate(sorted(by_restart.items()))
+                _witnessed(index, restart, logged, last=restart == max(by_restart))
+                for index, (restart, logged) in enumerate(sorted(by_restart.items()))
             ),
         )
         for job_id, by_restart in found.items()
     ]
 
 
-def _witnessed(index: int, logged: Sequence[Event], *, last: bool) -> Attempt:
+def _witnessed(index: int, restart: int, logged: Sequence[Event], *, last: bool) -> Attempt:
     start, end = moment(logged[0]), moment(logged[-1])
     codes = [event.data.get("code") for event in logged if event.event == "exit"]
     if any(event.event == "finished" for event in logged) or (codes and not any(codes)):
@@ -195,6 +260,7 @@ def _witnessed(index: int, logged: Sequence[Event], *, last: bool) -> Attempt:
         process_exit=gone,
         nodes=tuple(dict.fromkeys(str(host) for host in hosts if host)),
         gpus=None,
+        restarts=restart,
     )
 
 

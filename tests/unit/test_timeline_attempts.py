@@ -313,6 +313,37 @@ def test_json_holds_what_was_promised():
     }
 
 
+def test_rows_that_contradict_themselves_are_shown_and_said():
+    def cells(job, state, submit, start, end):
+        times = [f"2026-01-02T03:{minute:02d}:00" for minute in (submit, submit, start, end)]
+        return f"{job}|x|{state}|{'|'.join(times)}|n0||"
+
+    timeline = read_timeline(
+        text(
+            cells("5", "PREEMPTED", 0, 1, 20),
+            cells("5", "COMPLETED", 10, 11, 30),
+            cells("6", "COMPLETED", 9, 8, 3),
+            cells("7", "COMPLETED", 0, 1, 2),
+        ),
+        tz=UTC,
+    )
+    assert kinds(timeline) == [["preempted", "completed"], ["completed"], ["completed"]]
+    assert timeline.notes == (
+        "job 5, attempt 1 starts 540 s before the one before it ends",
+        "job 6, attempt 0 starts 60 s before its submission",
+        "job 6, attempt 0 ends 300 s before it starts; it is shown as empty",
+    )
+    assert all((p.seconds or 0) >= 0 for job in timeline.jobs for p in job.attempts[0].phases)
+
+
+def test_attempts_that_left_no_row_are_missed():
+    timeline = read_timeline(text(row(state="PREEMPTED", restarts="1"), row(at=10, restarts="4")))
+    assert timeline.notes == (
+        "job 5, attempt 0 is restart 1: 1 before it left no row",
+        "job 5, attempt 1 is restart 4: 2 before it left no row",
+    )
+
+
 # --- any legal history, in any field order -----------------------------------------------------
 
 FIELDS = ["JobID", "JobName", "State", "Submit", "Eligible", "Start", "End", "NodeList"]

@@ -8,7 +8,7 @@ import pytest
 
 from slurmspot.events import Event
 from slurmspot.timeline.attempts import Attempt, Job, Phase
-from slurmspot.timeline.lives import chains, witnessed
+from slurmspot.timeline.lives import by_attempt, chains, complete, lives, witnessed
 from slurmspot.timeline.phases import divided
 from slurmspot.timeline.recovery import finished, interruptions
 
@@ -330,3 +330,16 @@ def test_the_sigterm_that_follows_a_lost_node_is_no_warning(source, warned):
     ]
     (found,) = interruptions([job], events)
     assert (found.notice, found.steps_lost) == (warned, 10)
+
+
+def test_rows_that_accounting_has_purged_are_told_from_the_events():
+    """The first of three attempts left no row: counted from 0, every event would be misplaced."""
+    purged = JOB._replace(attempts=JOB.attempts[1:])
+    assert [life.restored for life in lives(purged, by_attempt(EVENTS))] == [50, 70]
+    (whole,), (note,) = complete([purged], EVENTS)
+    assert "job 17: restart 0 left no row" in note
+    assert [(a.index, a.kind) for a in whole.attempts] == [
+        (0, "requeued"), (1, "node_fail"), (2, "completed"),
+    ]  # fmt: skip
+    assert [one.steps_lost for one in interruptions([whole], EVENTS)] == [0, 10]
+    assert complete([JOB], EVENTS) == ([JOB], [])
