@@ -8,6 +8,26 @@
     │   ├── objects, state    registered objects, and their states taken apart
     │   └── tagged, host      values as JSON; tensors on the host
     ├── ranks                 doing one thing together
-    └── verify                every byte of it, without torch
-        └── manifest, hdf5, steps, dtypes    what is on disk
+    └── verify, export        every byte of it, without torch
+        ├── reading, hdf5     one data file: checked while it is read; laid out and written
+        ├── pipeline, disk    its bytes: several threads, past the page cache
+        └── manifest, steps, dtypes    what is on disk
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slurmspot.checkpoint.storage import Hdf5StorageReader, Hdf5StorageWriter
+
+__all__ = ["Hdf5StorageReader", "Hdf5StorageWriter"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load torch only for whoever asks for the storage classes."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from slurmspot.checkpoint import storage  # noqa: PLC0415 - loads torch
+
+    return getattr(storage, name)

@@ -10,7 +10,15 @@ from slurmspot.checkpoint.manifest import Manifest
 from slurmspot.checkpoint.reading import Problem, Progress
 from slurmspot.errors import CheckpointError, CorruptCheckpointError, NotFoundError
 
-__all__ = ["CheckpointReport", "Problem", "Progress", "listing_problems", "problems_of", "verify"]
+__all__ = [
+    "CheckpointReport",
+    "Problem",
+    "Progress",
+    "checkpoints",
+    "listing_problems",
+    "problems_of",
+    "verify",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,30 +48,39 @@ def verify(path: Path, progress: Progress | None = None) -> list[CheckpointRepor
         NotFoundError: ``path`` does not exist, or is a save that was never committed.
         CheckpointError: it may not be read.
     """
+    return [_report(one, progress) for one in checkpoints(path)]
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """The checkpoints that ``path`` means, whatever their state, newest first.
+
+    Raises:
+        NotFoundError: ``path`` does not exist, or is a save that was never committed.
+        CheckpointError: it may not be read.
+    """
     try:
         if not path.is_dir():
             raise NotFoundError(f"{path} is not a folder")
         path = path.resolve()
         if steps.is_partial(path):
             raise NotFoundError(f"{path} is not a checkpoint", why="its save was never committed")
-        found = _find(path)
+        return _find(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read", why=error.strerror) from None
-    return [_report(one, step, progress) for one, step in found]
 
 
-def _find(path: Path) -> list[tuple[Path, int | None]]:
-    """(folder, step its name tells) of each checkpoint that ``path`` means."""
-    step = steps.step_of(path)
-    if step is not None or (path / manifest.NAME).exists() or any(path.glob("rank-*.h5")):
-        return [(path, step)]
+def _find(path: Path) -> list[Path]:
+    is_one = (path / manifest.NAME).exists() or any(path.glob("rank-*.h5"))
+    if steps.step_of(path) is not None or is_one:
+        return [path]
     if (path / "checkpoints").is_dir():
         path /= "checkpoints"
-    return [(found, step) for step, found in steps.committed(path).items()]
+    return list(steps.committed(path).values())
 
 
-def _report(path: Path, step: int | None, progress: Progress | None) -> CheckpointReport:
+def _report(path: Path, progress: Progress | None) -> CheckpointReport:
     problems = problems_of(path, progress=progress)
+    step = steps.step_of(path)
     try:
         known = manifest.read(path)
     except CorruptCheckpointError:

@@ -21,6 +21,7 @@ COMMANDS = {
     "watch": "Follow a run to its end and lift Slurm's requeue backoff.",
     "inject": "Take capacity away from a run, on purpose.",
     "verify": "Check every byte of a run's checkpoints.",
+    "export": "Write a checkpoint's tensors to a safetensors file.",
     "timeline": "What happened to a run or job, attempt by attempt.",
     "report": "One self-contained HTML file about one or more runs.",
     "study": "Compare spot runs with an uninterrupted baseline.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from slurmspot.cli import print_json
 from slurmspot.errors import NotFoundError, UsageError
 
 try:
-    from slurmspot.checkpoint.verify import CheckpointReport, Progress, verify
+    from slurmspot.checkpoint.verify import CheckpointReport, Progress, checkpoints, verify
 except ModuleNotFoundError as error:
     raise UsageError(
         f"{error.name} is not installed",
@@ -35,7 +36,7 @@ def command(path: Path, *, as_json: bool, every: bool) -> int:
     PATH is a run folder, a folder of checkpoints, or one checkpoint. Exits with 1 if anything is
     not exactly as it was saved, and with 3 if there is no checkpoint.
     """
-    with _progress() as progress:
+    with byte_progress(checkpoints(path)) as progress:
         reports = verify(path, progress)
     intact = bool(reports) and all(report.intact for report in reports)
     if as_json:
@@ -72,18 +73,17 @@ def _print_table(reports: Sequence[CheckpointReport], shown: int | None) -> None
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
-    """Count the bytes read on a terminal's stderr; say nothing anywhere else."""
+def byte_progress(paths: Sequence[Path]) -> Iterator[Progress | None]:
+    """A bar of the bytes read of some checkpoints, on a terminal's stderr; nothing elsewhere."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield None
         return
-    total = 0
+    total = sum(file.stat().st_size for path in paths for file in path.glob("rank-*.h5"))
+    lock = threading.Lock()
+    with click.progressbar(length=total, label="reading", file=sys.stderr) as bar:
 
-    def show(size_bytes: int) -> None:
-        nonlocal total
-        before, total = total, total + size_bytes
-        if before >> 26 != total >> 26:
-            click.echo(f"\rread {total / 2**30:.2f} GiB", nl=False, err=True)
+        def advance(size_bytes: int) -> None:
+            with lock:
+                bar.update(size_bytes)
 
-    yield show
-    click.echo("\r\x1b[K", nl=False, err=True)
+        yield advance

@@ -1,0 +1,120 @@
+import json
+import subprocess
+import sys
+import warnings
+
+import pytest
+import rank_scenarios as scenario
+import torch
+import torch.distributed.checkpoint as dcp
+from click.testing import CliRunner
+from rank_pool import RankPool
+from safetensors.torch import load_file
+
+from slurmspot.checkpoint import Hdf5StorageReader, Hdf5StorageWriter, manifest
+from slurmspot.checkpoint.dtypes import STORED_AS
+from slurmspot.checkpoint.export import export
+from slurmspot.cli.export import command
+from slurmspot.errors import CorruptCheckpointError, NotFoundError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def _quiet_single_process():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is ")
+        yield
+
+
+@pytest.fixture
+def saved(tmp_path):
+    state = {
+        "model": {"weight": torch.randn(300, 400), "bias": torch.randn(3).bfloat16()},
+        "more": {"flags": torch.tensor([True, False]), "none": torch.ones(0, 4)},
+    }
+    path = tmp_path / "step-00000007"
+    dcp.save(state, storage_writer=Hdf5StorageWriter(path))
+    return path, state
+
+
+def test_every_tensor_comes_back_through_the_safetensors_library(saved, tmp_path):
+    path, state = saved
+    assert export(path, tmp_path / "all.safetensors") == 4
+    back = load_file(tmp_path / "all.safetensors")
+    assert torch.equal(back["model.weight"], state["model"]["weight"])
+    assert torch.equal(back["model.bias"], state["model"]["bias"])
+    assert back["more.flags"].tolist() == [True, False]
+    assert back["more.none"].shape == (0, 4)
+
+
+def test_every_type_that_safetensors_knows(tmp_path):
+    names = [name for name in STORED_AS if name not in {"complex32", "complex128"}]
+    names = [name for name in names if not name.endswith("fnuz")]
+    state = {name: torch.ones(3).to(getattr(torch, name)) for name in names}
+    dcp.save(state, storage_writer=Hdf5StorageWriter(tmp_path / "c"))
+    export(tmp_path / "c", tmp_path / "f")
+    back = load_file(tmp_path / "f")
+    assert {name: one.dtype for name, one in back.items()} == {
+        name: one.dtype for name, one in state.items()
+    }
+    assert all(torch.equal(back[n].float(), state[n].float()) for n in names if n != "complex64")
+    dcp.save({"c": torch.ones(3).cdouble()}, storage_writer=Hdf5StorageWriter(tmp_path / "d"))
+    with pytest.raises(UsageError, match="c cannot be exported"):
+        export(tmp_path / "d", tmp_path / "g")
+
+
+def test_shards_are_put_together(tmp_path):
+    pool = RankPool(2)
+    try:
+        saved = pool.run(2, scenario.save, tmp_path, "fsdp")
+    finally:
+        pool.close()
+    export(tmp_path / "step-00000003", tmp_path / "f", only="model")
+    back = load_file(tmp_path / "f")
+    first = torch.tensor(saved[0][1])
+    assert [name for name, one in back.items() if torch.equal(one, first)] != []
+
+
+def test_a_damaged_checkpoint_is_not_exported(saved, tmp_path):
+    path, _ = saved
+    file = manifest.read(path).files[0]
+    with (path / file.name).open("r+b") as raw:
+        raw.seek(file.datasets[0].start + 5)
+        raw.write(b"\x99\x98")
+    with pytest.raises(CorruptCheckpointError) as caught:
+        export(path, tmp_path / "f")
+    assert file.datasets[0].name in caught.value.why
+    assert sorted(one.name for one in tmp_path.iterdir()) == [path.name]
+
+
+def test_nothing_is_overwritten_and_nothing_invented(saved, tmp_path):
+    path, _ = saved
+    (tmp_path / "f").write_text("mine")
+    with pytest.raises(UsageError, match="there is something"):
+        export(path, tmp_path / "f")
+    assert (tmp_path / "f").read_text() == "mine"
+    with pytest.raises(NotFoundError, match="'other'"):
+        export(path, tmp_path / "g", only="other")
+
+
+def test_the_command_takes_the_newest_of_a_run(saved, tmp_path):
+    path, _ = saved
+    (tmp_path / "run").mkdir()
+    path.rename(tmp_path / "run" / path.name)
+    argv = [str(tmp_path / "run"), "-o", str(tmp_path / "f")]
+    done = CliRunner().invoke(command, argv, standalone_mode=False)
+    assert done.exception is None
+    assert "4 tensors of step 7" in done.stdout
+    header = (tmp_path / "f").read_bytes()
+    size = int.from_bytes(header[:8], "little")
+    assert json.loads(header[8 : 8 + size])["__metadata__"] == {"step": "7"}
+
+
+def test_the_storage_classes_load_torch_only_when_asked_for():
+    code = (
+        "import sys, slurmspot.checkpoint\n"
+        "assert 'torch' not in sys.modules\n"
+        "from slurmspot.checkpoint import Hdf5StorageReader, Hdf5StorageWriter\n"
+        "assert 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert Hdf5StorageReader.__name__ == "Hdf5StorageReader"
