@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,17 @@ import click
 from slurmspot.cli import print_json
 from slurmspot.cluster import command as commands
 from slurmspot.cluster.command import Output
+from slurmspot.cluster.submit import job_ids
 from slurmspot.errors import UsageError
 from slurmspot.faults import pyslurm
 from slurmspot.faults.backend import Backend, Scontrol, dry
+from slurmspot.faults.campaign import Campaign
+from slurmspot.faults.conduct import Wait, conduct
 from slurmspot.faults.fault import PHASES, PROFILES, Aim, Fault
 from slurmspot.faults.injector import Injection, Injector
+from slurmspot.faults.keeper import Keeper
 from slurmspot.faults.machines import Command, Machines, Printed, machines_here
+from slurmspot.faults.record import Record
 from slurmspot.runfolder import RunFolder
 
 _Decorator = Callable[[Any], Any]
@@ -83,6 +90,11 @@ _OWN: dict[str, list[_Decorator]] = {
 _NAMES = {"slurm": "preempt"}
 
 
+def _with(decorators: Sequence[_Decorator]) -> _Decorator:
+    """All of them, the first one outermost, as if written above a function."""
+    return lambda function: reduce(lambda f, decorate: decorate(f), reversed(decorators), function)
+
+
 @click.group()
 def command() -> None:
     """Take capacity away from a run and see that it really went.
@@ -123,10 +135,9 @@ def _verb(profile: str) -> None:
         if not dry_run:
             _show(injection, as_json)
 
-    for decorate in reversed([*_COMMON, *_OWN.get(profile, [])]):
-        verb = decorate(verb)
-    summary = PROFILES[profile].summary
-    command.command(_NAMES.get(profile, profile), help=f"{summary[0].upper()}{summary[1:]}.")(verb)
+    name, summary = _NAMES.get(profile, profile), PROFILES[profile].summary
+    decorated = _with([*_COMMON, *_OWN.get(profile, [])])(verb)
+    command.command(name, help=f"{summary[0].upper()}{summary[1:]}.")(decorated)
 
 
 for _profile in PROFILES:
@@ -145,6 +156,66 @@ def undo(run: Path, terminate_command: str | None, as_json: bool) -> None:
         print_json({"undone": done})
     else:
         click.echo("\n".join(done) or "nothing to undo")
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("campaign.jsonl"),
+    show_default=True,
+    help="Journal; an interrupted campaign goes on behind its last line.",
+)
+@click.option("--any-job", is_flag=True, help="The runs may be somebody else's.")
+@click.option(
+    "--follow/--no-follow", default=True, show_default=True, help="Lift the requeue backoff."
+)
+@_with(_MACHINERY)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def campaign(
+    file: Path,
+    runs: tuple[Path, ...],
+    *,
+    out: Path,
+    any_job: bool,
+    follow: bool,
+    backend: str,
+    terminate_command: str | None,
+    as_json: bool,
+) -> int:
+    """Carry out the campaign of FILE on RUNS, all at the same time.
+
+    An injection that is not seen to take effect, or a run that does not come back, fails it.
+    """
+    plan = Campaign.read(file)
+    folders = {str(run): RunFolder.open(run) for run in runs}
+    record = Record(out, plan.digest)
+
+    def hand(folder: RunFolder) -> Callable[[Wait], Injector]:
+        return lambda wait: Injector(
+            folder, any_job=any_job, wait=wait, **_machinery(backend, terminate_command)
+        )
+
+    with ExitStack() as stack:
+        for folder in folders.values() if follow else ():
+            for job_id in job_ids(folder)[-1:]:
+                stack.enter_context(Keeper(job_id))
+        problems = conduct(
+            plan,
+            {run: hand(folder) for run, folder in folders.items()},
+            record,
+            say=lambda line: click.echo(line, err=True),
+        )
+    outcomes = [outcome for run in folders for outcome in record.outcomes(run)]
+    record.close()
+    if as_json:
+        document = [dataclasses.asdict(outcome) for outcome in outcomes]
+        print_json({"outcomes": document, "problems": problems})
+    for problem in problems:
+        click.echo(f"slurmspot: {problem}", err=True)
+    return 1 if problems else 0
 
 
 def _victim(run: Path, *, any_job: bool) -> tuple[RunFolder, str | None]:

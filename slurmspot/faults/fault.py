@@ -34,8 +34,8 @@ class Profile:
 
 PROFILES: Mapping[str, Profile] = {
     "slurm": Profile(summary="a higher-tier job preempts: signal, GraceTime, SIGTERM, SIGKILL"),
-    "requeue": Profile(summary="scontrol requeue: SIGTERM, KillWait, SIGKILL"),
-    "requeue-hold": Profile(summary="scontrol requeuehold, and a release after hold_s"),
+    "requeue": Profile(summary="put back into the queue: SIGTERM, KillWait, SIGKILL"),
+    "requeue-hold": Profile(summary="put back into the queue, held, and released after hold_s"),
     "cloud-aws": Profile(
         summary="EC2's notice, then the machine is gone", window_s=120, machines=True
     ),
@@ -68,11 +68,13 @@ class Target:
         names: these nodes; empty: ``count`` of them.
         count: how many nodes, the last ones of the job (the first runs the batch script); or,
             of a ``rank``, its number.
+        at_most: fewer than ``count`` will do.
     """
 
     kind: str = "gang"
     names: tuple[str, ...] = ()
     count: int = 1
+    at_most: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Target:
@@ -108,7 +110,7 @@ class Target:
             raise NotFoundError(
                 f"the job does not run on {missing}", fix=f"choose one of: {', '.join(nodes)}"
             )
-        if len(picked) < self.count:
+        if len(picked) < self.count and not (self.names or self.at_most):
             raise NotFoundError(f"the job has {len(nodes)} nodes, not {self.count}")
         return picked
 

@@ -132,6 +132,14 @@ class Injector:
             though_finished=False,
         )
 
+    def await_training(self, deadline_s: float) -> bool:
+        """Wait until the present attempt has made a step: True; or the run has finished: False.
+
+        Raises:
+            SlurmspotError: neither within ``deadline_s``, or the job ended for good.
+        """
+        return self._victim.await_training(deadline_s)
+
     def undo(self) -> list[str]:
         """Give back what an injector that died had taken: nodes, held jobs; cancel its own jobs.
 

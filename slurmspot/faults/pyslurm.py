@@ -125,6 +125,7 @@ class Pyslurm:
             name=PREEMPTOR,
             partitions=partition,
             nodes=len(nodes),
+            ntasks=len(nodes),
             required_nodes=list(nodes),
             resource_sharing="no",
             standard_output="/dev/null",

@@ -112,6 +112,25 @@ class Victim:
         """Whether the run is complete."""
         return self.folder.finished.exists()
 
+    def await_training(self, deadline_s: float) -> bool:
+        """Wait until the present attempt has made a step: True; or the run has finished: False.
+
+        Raises:
+            SlurmspotError: neither within ``deadline_s``, or the job ended for good.
+        """
+        self.expect(
+            lambda: self.finished or self._trains(),
+            deadline_s,
+            "the run to train again",
+            though_finished=False,
+        )
+        return not self.finished
+
+    def _trains(self) -> bool:
+        job = self.job()
+        beats = self.folder.events.glob(f"*-{job.restarts}/[0-9]*.beat")
+        return job.state == "RUNNING" and any(beat.stat().st_size for beat in beats)
+
     @property
     def last_step(self) -> int | None:
         """The furthest step that any attempt has made."""
