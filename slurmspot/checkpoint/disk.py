@@ -154,6 +154,7 @@ class InFile:
 
     def close(self) -> None:
         """Let go of the file."""
+        self._map = None
         for fd in self._opened:
             os.close(fd)
 
