@@ -8,7 +8,7 @@ STAMP := .venv/.stamp
 SHELL_FILES := $(filter-out %.py,$(wildcard scripts/* .ci/run sbatch/*.sbatch))
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint torture bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -31,6 +31,9 @@ lint: setup ## ruff, mypy and shellcheck
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	shellcheck $(SHELL_FILES)
+
+torture: setup ## kill, damage and fill at length: no checkpoint is lost, no damage unfound
+	$(PYTHON) tests/unit/checkpoint/torture.py
 
 bench: setup ## run every benchmark
 	for file in $(BENCHMARKS); do echo "== $$file"; $(PYTHON) "$$file"; done

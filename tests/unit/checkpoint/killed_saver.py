@@ -1,8 +1,8 @@
 """Forks savers that are killed or race each other, and reports what they left behind.
 
-Run as ``python killed_saver.py FOLDER``; imports once, forks for every trial. Two ways to die: at
-the n-th change that a saver makes to the disk, for every n there is (half of a write is done when
-it dies in one), and at a random moment.
+Run as ``python killed_saver.py FOLDER [TRIALS]``; imports once, forks for every trial. Three ways
+to die: at the n-th change that a saver makes to the disk, for every n there is (half of a write is
+done when it dies in one); at the n-th read of a restore; and at a random moment of it all.
 """
 
 import itertools
@@ -132,13 +132,41 @@ def die_everywhere(folder):
     return None
 
 
+def die_reading(folder):
+    """Kill a restore at each of its reads; the checkpoint is none the worse for it."""
+    folder.mkdir()
+    save_on(folder, 1)
+    for count in itertools.count():
+
+        def work(count=count):
+            left = itertools.count(count, -1)
+            real = os.preadv
+
+            def read(*args):
+                if next(left) == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args)
+
+            os.preadv = read
+            restore(folder)
+
+        killed = was_killed(fork(work))
+        assert step_after(folder, 1) == 1
+        if not killed:
+            return count
+    return None
+
+
 def die_anywhere(folder, trials):
     folder.mkdir()
     generator = random.Random(1)
-    deaths = step = 0
+    begin = time.monotonic()
+    assert not was_killed(fork(lambda: save_on(folder, 2 * SAVES)))
+    usual_s = time.monotonic() - begin  # on this machine, as busy as it is
+    deaths, step = 0, step_after(folder, 0)
     for _ in range(trials):
         child = fork(lambda: save_on(folder, 100))
-        time.sleep(generator.uniform(0.01, 0.15))
+        time.sleep(generator.uniform(0, usual_s))
         os.kill(child, signal.SIGKILL)
         deaths += was_killed(child)
         step = step_after(folder, step)
@@ -158,6 +186,8 @@ def race(folder, writers):
 if __name__ == "__main__":
     root = Path(sys.argv[1])
     everywhere = die_everywhere(root)
-    anywhere, last_step, left = die_anywhere(root / "anywhere", trials=25)
+    assert die_reading(root / "reading") > 0
+    trials = int(sys.argv[2]) if len(sys.argv) > 2 else 25
+    anywhere, last_step, left = die_anywhere(root / "anywhere", trials)
     content = race(root / "race", writers=3)
     json.dump([everywhere, anywhere, last_step, left, content], sys.stdout)
