@@ -83,6 +83,7 @@ class Attempt(NamedTuple):
         gpus: GPUs allocated; None where sacct was not asked for them.
         suspended_s: how long it stood still between start and end.
         restarts: how often the job had been requeued before, where sacct says so.
+        gpu_type: as AllocTRES names it; empty where it does not.
         parts: its phases where the event log divides them; without one, sacct's are derived.
     """
 
@@ -98,6 +99,7 @@ class Attempt(NamedTuple):
     partition: str = ""
     suspended_s: float = 0.0
     restarts: int | None = None
+    gpu_type: str = ""
     parts: tuple[Phase, ...] = ()
 
     @property
@@ -307,10 +309,11 @@ def _job(rows: Sequence[Row], last_ends: list[datetime | None], notes: list[str]
                 row.end,
                 gone,
                 row.nodes,
-                row.gpus,
+                row.gpus[0],
                 row.partition,
                 row.suspended_s,
                 row.restarts,
+                row.gpus[1],
             )
         )
     first = rows[0]

@@ -26,7 +26,7 @@ _ROW = (
     *("cluster", "user", "partition", "restarts", "suspended"),
 )
 _ABSENT = {
-    "eligible": None, "nodelist": (), "alloctres": None, "restarts": None, "suspended": 0.0,
+    "eligible": None, "nodelist": (), "alloctres": (None, ""), "restarts": None, "suspended": 0.0,
 }  # fmt: skip
 
 _Texts = Mapping[str, list[str]]

@@ -13,7 +13,7 @@ from typing import Any
 
 from slurmspot import hostlist
 from slurmspot.errors import NotFoundError, UsageError
-from slurmspot.timeline.rows import IDENTITY, RejectedRow, Row, Rows, Step, key
+from slurmspot.timeline.rows import IDENTITY, Gpus, RejectedRow, Row, Rows, Step, counted, key
 
 _MOST_TEXT = 200  # of a row that was not understood
 _FLAGS = frozenset({"REQUEUED", "RESIZING", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
@@ -113,14 +113,12 @@ def _state(current: str | list[str]) -> str:
     return next((name for name in names if name in _FLAGS), names[0])
 
 
-def _gpus(job: Mapping[str, Any]) -> int:
-    found = [
-        (tres["name"], int(tres["count"] or 0))
+def _gpus(job: Mapping[str, Any]) -> Gpus:
+    return counted(
+        (str(tres["name"]).partition(":")[2], int(tres["count"] or 0))
         for tres in job["tres"]["allocated"]
         if tres["type"] == "gres" and str(tres["name"]).partition(":")[0] == "gpu"
-    ]
-    totals = [count for name, count in found if name == "gpu"]
-    return totals[0] if totals else sum(count for _, count in found)
+    )
 
 
 def _steps(number: int, job: Mapping[str, Any]) -> Iterator[Step]:

@@ -50,7 +50,7 @@ def divided(jobs: Sequence[Job], events: Iterable[Event]) -> tuple[Job, ...]:
 
 def _phases(row: Attempt, life: Life, marks: Sequence[tuple[str, datetime]]) -> Iterator[Phase]:
     """The phases of one row of a life. A row that was resized gets its stretch of them."""
-    yield from (phase for phase in row.phases if phase.name not in {"run", "teardown"})
+    yield from (phase for phase in row.phases if phase.name in {"backoff", "queue"})
     last = row is life.rows[-1]
     begin, stop = row.start or life.start, row.process_exit
     ended = row.end

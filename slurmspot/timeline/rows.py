@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
@@ -12,8 +12,10 @@ from typing import NamedTuple
 IDENTITY = ("jobname", "user", "uid", "submitline", "workdir")
 """Fields whose values cannot change between attempts of one job."""
 
-_GPUS = re.compile(r"gres/gpu(?P<type>:[^=,]+)?=(?P<count>\d+)")
+_GPUS = re.compile(r"gres/gpu(?::(?P<type>[^=,]+))?=(?P<count>\d+)")
 
+
+Gpus = tuple[int | None, str]
 
 JobKey = str | tuple[str, str]
 """What tells jobs apart: the id; with the cluster before it, where that is known."""
@@ -26,7 +28,8 @@ class Row(NamedTuple):
         line: the line of the text that the record begins on, from 1; in JSON, its number there.
         job_id: as sacct prints it (``17``, ``7_0``, ``7_[2-5]``, ``33+0``).
         state: the first word of State (``CANCELLED``, not ``CANCELLED by 0``).
-        gpus: GPUs allocated; None where sacct was not asked for AllocTRES.
+        gpus: GPUs allocated, None where sacct was not asked for AllocTRES; and their type, empty
+            where it has none, several joined by ``+``.
         restarts: how often the job had been requeued before; None where sacct does not say.
         suspended_s: how long it stood still.
         identity: what cannot change between attempts of one job, a value for each of
@@ -42,7 +45,7 @@ class Row(NamedTuple):
     start: datetime | None
     end: datetime | None
     nodes: tuple[str, ...]
-    gpus: int | None
+    gpus: Gpus
     cluster: str
     user: str
     partition: str
@@ -90,11 +93,16 @@ def key(cluster: str, job_id: str) -> JobKey:
     return (cluster, job_id) if cluster else job_id
 
 
-def gpus(tres: str) -> int:
+def gpus(tres: str) -> Gpus:
     """GPUs of an AllocTRES. Where the untyped total stands, the typed counts are its parts."""
-    found = [(match["type"], int(match["count"])) for match in _GPUS.finditer(tres)]
-    totals = [count for kind, count in found if kind is None]
-    return totals[0] if totals else sum(count for _, count in found)
+    return counted((match["type"] or "", int(match["count"])) for match in _GPUS.finditer(tres))
+
+
+def counted(found: Iterable[tuple[str, int]]) -> Gpus:
+    """The number and type of GPUs, from the count of each type; the total has an empty type."""
+    counts = dict(found)
+    kinds = "+".join(sorted(filter(None, counts)))
+    return counts[""] if "" in counts else sum(counts.values()), kinds
 
 
 def state(text: str) -> str:

@@ -107,7 +107,7 @@ def _row(line: int, fields: Mapping[str, str], times: Times) -> Row | tuple[JobK
         start=start,
         end=end,
         nodes=nodes,
-        gpus=gpus(fields["alloctres"]) if "alloctres" in fields else None,
+        gpus=gpus(fields["alloctres"]) if "alloctres" in fields else (None, ""),
         cluster=cluster,
         user=fields.get("user", ""),
         partition=fields.get("partition", ""),

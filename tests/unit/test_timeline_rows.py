@@ -38,7 +38,7 @@ def test_one_row():
     (row,) = jobs(rows(GOOD))
     assert (row.job_id, row.name, row.state) == ("5", "train", "COMPLETED")
     assert row.start == datetime(2026, 1, 2, 3, 0, 1, tzinfo=UTC)
-    assert (row.eligible, row.nodes, row.gpus, row.line) == (None, ("n1",), 0, 2)
+    assert (row.eligible, row.nodes, row.gpus, row.line) == (None, ("n1",), (0, ""), 2)
 
 
 @pytest.mark.parametrize("delimiter", ["|", ",", ";", "^", "\t", ":", "&&", "\x1f", " "])
@@ -48,13 +48,13 @@ def test_any_delimiter(delimiter):
     header = HEADER.replace("|", delimiter)
     record = line.replace("|", delimiter).replace("train", name)
     (row,) = jobs(read(f"{header}\n{record}\n"))
-    assert (row.name, row.nodes, row.gpus) == (name, ("n1", "n3"), 2)
+    assert (row.name, row.nodes, row.gpus) == (name, ("n1", "n3"), (2, ""))
 
 
 def test_trailing_delimiter_of_parsable_and_windows_line_ends():
     text = f"{HEADER}|\r\n{GOOD}|\r\n"
     (row,) = jobs(read(text))
-    assert row.gpus == 0
+    assert row.gpus == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ def test_times_without_a_zone_are_in_the_given_one():
 @pytest.mark.parametrize(
     ("tres", "gpus"),
     [
-        ("billing=2,cpu=2,gres/gpu=8,node=2", 8),
-        ("cpu=2,gres/gpu:h100=2,gres/gpu=2", 2),
-        ("gres/gpu:a100=2,gres/gpu:h100=1", 3),
-        ("gres/gpu:1g.10gb=4", 4),
-        ("cpu=2,gres/gpumem=80G,gres/gpuutil=3", 0),
-        ("", 0),
+        ("billing=2,cpu=2,gres/gpu=8,node=2", (8, "")),
+        ("cpu=2,gres/gpu:h100=2,gres/gpu=2", (2, "h100")),
+        ("gres/gpu:a100=2,gres/gpu:h100=1", (3, "a100+h100")),
+        ("gres/gpu:1g.10gb=4", (4, "1g.10gb")),
+        ("cpu=2,gres/gpumem=80G,gres/gpuutil=3", (0, "")),
+        ("", (0, "")),
     ],
 )
 def test_gpus_are_counted_once(tres, gpus):
@@ -192,7 +192,7 @@ def test_gpus_are_counted_once(tres, gpus):
 
 def test_unknown_gpus_are_not_zero():
     header, line = HEADER.rpartition("|")[0], GOOD.rpartition("|")[0]
-    assert jobs(rows(line, header=header))[0].gpus is None
+    assert jobs(rows(line, header=header))[0].gpus == (None, "")
 
 
 def test_missing_fields_are_named_with_the_command_that_gives_them():
