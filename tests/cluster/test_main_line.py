@@ -199,31 +199,36 @@ def test_a_run_that_fails_by_its_own_fault_is_not_run_again(cli, tmp_path):
     assert "the command failed with exit code 3: end" in log
 
 
-def test_the_template_survives_a_preemption_like_launch(sandbox, tmp_path):
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+def shapes(folder, name, path, hits):
+    """Two ranks with data-loader workers through the template; returns how the run ended."""
     script = ROOT / "sbatch" / "train.sbatch"
-    argv = ["sbatch", "--parsable", "--gpus-per-node=1", "--ntasks-per-node=1", str(script)]
+    command = ("python", str(ROOT / "training" / "shapes.py"), "--steps", "200", "--workers", "1")
     done = subprocess.run(
-        [*argv, *gpt("--steps", 60, "--step-s", 0.05)],
+        ["sbatch", "--parsable", f"--job-name={name}", "--nodes=1", str(script), *command],
         env={**os.environ, "PATH": path, "SLURMSPOT_KILL_WAIT_S": "5"},
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         check=True,
     )
     job_id = done.stdout.strip()
-    folder = RunFolder(tmp_path / "runs" / f"train-{job_id}")
-    until(lambda: (last_step(folder.events) or 0) >= 5, DEADLINE_S)
-    folder.jobs.write_text(json.dumps({"job_id": job_id}) + "\n")
-    Injector(folder).preempt(hold_s=1)
+    run = RunFolder(folder / "runs" / f"{name}-{job_id}")
+    if hits:
+        until(lambda: (last_step(run.events) or 0) >= 5, DEADLINE_S)
+        run.jobs.write_text(json.dumps({"job_id": job_id}) + "\n")
+        Injector(run).preempt(hold_s=1)
     for _ in follow(job_id, interval_s=0.3):
         pass
-    assert folder.finished.exists(), (tmp_path / f"train-{job_id}.out").read_text()
-    events = read_events(folder.events)
-    assert {e.attempt for e in events if e.event == "attempt_start"} == {
-        f"{job_id}-0",
-        f"{job_id}-1",
-    }
+    assert run.finished.exists(), (folder / f"{name}-{job_id}.out").read_text()
+    started = {e.attempt for e in read_events(run.events) if e.event == "attempt_start"}
+    assert started == {f"{job_id}-{restart}" for restart in range(2 if hits else 1)}
+    return json.loads(run.finished.read_text())
+
+
+def test_the_template_survives_a_preemption_like_launch(sandbox, tmp_path):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    undisturbed = shapes(tmp_path, "baseline", path, hits=False)
+    assert shapes(tmp_path, "spot", path, hits=True) == undisturbed
 
 
 @pytest.mark.parametrize(
