@@ -3,6 +3,7 @@
 ::
 
     checkpointer              what a training loop uses: background saves, restore, retention
+    ├── copying, staging      the copy that is taken while training goes on, and its memory
     ├── saving, loading       one save, one load: the same outcome on every rank
     │   ├── storage           the store as torch.distributed.checkpoint sees it
     │   ├── objects, state    registered objects, and their states taken apart

@@ -54,7 +54,12 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A copy of all objects in host memory: see :meth:`Checkpointer.hold`."""
+    """A copy of all objects in host memory: see :meth:`Checkpointer.hold`.
+
+    Attributes:
+        extras: by object, copies of what is no part of its state.
+        staging: the memory that ``states`` lie in, good as long as ``use`` is its last.
+    """
 
     states: Mapping[str, State]
     extras: Mapping[str, Mapping[str, torch.Tensor | None]]
@@ -255,7 +260,7 @@ class Checkpointer:
     def hold(self) -> Held:
         """Copy everything registered, gradients included, to host memory.
 
-        Waits for the saves in flight and uses their memory: the copy lasts until the next save.
+        Waits for the saves in flight and takes their memory: the copy lasts until the next save.
         """
         self._join()
         states = {name: self._take(name) for name in self._parts}
@@ -317,6 +322,7 @@ class Checkpointer:
     ) -> tuple[Callable[[], saving.Snapshot], Copying]:
         """Copy everything; an error is kept for the save, where every rank hears of it."""
         try:
+            metadata = Encoded(encode(dict(meta), "meta"))
             states = {name: self._take(name) for name in self._parts}
             rooms, copying = self._copy(states.values(), late=late)
             self._staging.rotate(-1)
@@ -329,7 +335,6 @@ class Checkpointer:
                 )
                 for name, state in states.items()
             }
-            metadata = Encoded(encode(dict(meta), "meta"))
         except Exception as error:  # noqa: BLE001 - raised again in the background
             return _raiser(error), Copying({}, {}, movers=(), known=self._known, late=False)
         snapshot = saving.Snapshot(captures=captures, metadata=metadata)

@@ -16,9 +16,10 @@ That nobody but the optimizer moves a tensor is not taken on trust:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,22 +159,23 @@ class Copying:
 
     def carry_out(self) -> float:
         """Copy what is left; return the seconds for which :meth:`settle` has waited for it."""
-        try:
+        with self._errors_kept():
             for item in self._late:
                 if not item.live.is_cuda:
                     item.copy_aside()
-        except Exception as error:  # noqa: BLE001 - confirm() tells it
-            self._error = error
         since = self._waiting_since
         waited_s = 0.0 if since is None else time.monotonic() - since
         self._over.set()
-        return waited_s + sum(stream.wait() for stream in self._streams)
+        with self._errors_kept():
+            waited_s += sum(stream.wait() for stream in self._streams)
+        return waited_s
 
     def confirm(self) -> None:
         """Check that what was copied is the state at the boundary, and nothing later.
 
         Raises:
             CheckpointWriteError: something that was copied late has been changed meanwhile.
+            Exception: whatever went wrong in :meth:`carry_out`.
         """
         if self._error is not None:
             raise self._error
@@ -185,6 +187,13 @@ class Copying:
                 why=f"{len(changed)} tensors moved between two steps of their optimizer",
                 fix="nothing: from now on these are copied before training goes on",
             )
+
+    @contextlib.contextmanager
+    def _errors_kept(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - confirm() raises it
+            self._error = error
 
     def _wait(self) -> None:
         for stream in self._streams:

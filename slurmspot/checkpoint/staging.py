@@ -83,8 +83,12 @@ class _Memory:
 
 
 def _pin(owner: _Memory, raw: torch.Tensor) -> None:
-    """Pin memory for as long as ``owner`` lives; torch's own allocator would round its size up."""
+    """Pin memory for as long as ``owner`` lives.
+
+    Torch's own allocator of pinned memory would round its size up to a power of two.
+    """
     cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's own omission
     address = raw.data_ptr()
-    torch.cuda.check_error(int(cuda.cudaHostRegister(address, raw.nbytes, 0)))
+    if code := int(cuda.cudaHostRegister(address, raw.nbytes, 0)):
+        raise OSError(code, f"CUDA does not pin {raw.nbytes} bytes of host memory")
     weakref.finalize(owner, cuda.cudaHostUnregister, address).atexit = False

@@ -142,6 +142,22 @@ def late_paths(training):
     return late
 
 
+def test_a_copy_that_fails_fails_the_save_and_not_the_training(tmp_path, monkeypatch):
+    training = Training(tmp_path).familiar()
+
+    def fail(_):
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copying._Item, "copy_aside", fail)
+        training.save()
+        training.step()
+        with pytest.raises(CheckpointWriteError, match="no memory"):
+            training.checkpointer.wait()
+    assert training.save()
+    training.checkpointer.wait()
+
+
 def test_only_what_the_optimizer_moves_is_copied_late(tmp_path):
     training = Training(tmp_path).familiar()
     late = late_paths(training)
