@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
 
 from slurmspot.cli import print_json
+from slurmspot.cost.bill import Bill, bills
+from slurmspot.cost.prices import load_prices
+from slurmspot.cost.usage import usages
 from slurmspot.errors import NotFoundError, UsageError
 from slurmspot.report import history, table
+from slurmspot.report.costs import bill_table, unpriced
 from slurmspot.report.history import History
 from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Attempt
+from slurmspot.timeline.records import COMMAND
+from slurmspot.timeline.recovery import interruptions
 
+_MOST_TOLD = 20  # rows that were not understood
 _SHORTEST_S = 0.05  # a phase that would read 0.0 s is not shown
 _JOB_ID = re.compile(r"\d+(?:_(?:\d+|\[.*\])|\+\d+)?")
 
@@ -29,31 +38,162 @@ _JOB_ID = re.compile(r"\d+(?:_(?:\d+|\[.*\])|\+\d+)?")
     "sacct_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Read a saved `sacct --duplicates --parsable2` text instead of asking the cluster.",
+    help="Read what sacct saved (text, JSON, gz) instead of asking the cluster.",
 )
 @click.option("--tz", metavar="ZONE", help="Time zone of that text; default: this machine's.")
 @click.option(
     "--since", "since_days", type=click.FloatRange(min=0), default=30, show_default=True,
     metavar="DAYS", help="How far to look back for a JOBID; ids are used again.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+@click.option("--cost", is_flag=True, help="Show what it cost, term by term, and what was assumed.")
+@click.option(
+    "--by", type=click.Choice(["job", "user", "partition"]), default="job", show_default=True,
+    help="What to tell costs apart by.",
+)  # fmt: skip
+@click.option(
+    "--prices", type=click.Path(path_type=Path), metavar="FILE",
+    help="TOML file of prices; default: an example.",
+)  # fmt: skip
+@click.option(
+    "--format", "kind", type=click.Choice(["text", "json", "csv", "parquet"]), default="text",
+    show_default=True, help="csv and parquet need pandas; parquet also pyarrow and --output.",
+)  # fmt: skip
+@click.option(
+    "--table", "what", type=click.Choice(["attempts", "phases", "interruptions"]),
+    default="attempts", show_default=True, help="Which table csv and parquet hold.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
+    help="Write csv or parquet there.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 def command(
-    target: str | None, sacct_file: Path | None, tz: str | None, since_days: float, as_json: bool
-) -> None:
+    *,
+    target: str | None,
+    sacct_file: Path | None,
+    tz: str | None,
+    since_days: float,
+    cost: bool,
+    by: str,
+    prices: Path | None,
+    kind: str,
+    what: str,
+    output: Path | None,
+    as_json: bool,
+) -> int:
     """What happened to a run or job, attempt by attempt.
 
     RUN is a run folder: then phases come from its event log as well. With --sacct alone every job
     in the file is shown.
     """
+    price_list = load_prices(prices) if cost else None
     found = read(target, sacct_file=sacct_file, tz=tz, since_days=since_days)
-    if as_json:
-        print_json(found.timeline.as_json())
-        return
-    click.echo(text(found, bold=sys.stdout.isatty()))
+    if kind in {"csv", "parquet"}:
+        export(found, kind, what, output)
+        return 0
+    billed = None
+    if price_list is not None:
+        used = usages(found.timeline.jobs, found.events, now=datetime.now(tz=UTC))
+        billed = bills(used, price_list, by="job_id" if by == "job" else by)
+    if as_json or kind == "json":
+        costs = {} if billed is None else {"costs": [bill_json(one) for one in billed]}
+        print_json({**found.timeline.as_json(), **costs})
+    else:
+        bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        click.echo(text(found, bold=bold))
+        if billed is not None:
+            click.echo("\n" + cost_text(billed, by, bold=bold))
+        _tell_what_is_odd(found)
+    return 1 if billed is not None and _tell_what_is_not_billed(billed) else 0
+
+
+def _tell_what_is_odd(found: History) -> None:
     for note in found.timeline.notes:
         click.echo(f"note: {note}", err=True)
-    for row in found.timeline.rejected:
+    rejected = found.timeline.rejected
+    for row in rejected[:_MOST_TOLD]:
         click.echo(f"line {row.line} was not understood: {row.reason}", err=True)
+    if len(rejected) > _MOST_TOLD:
+        click.echo(f"{len(rejected)} rows in all were not understood: see --json", err=True)
+
+
+def _tell_what_is_not_billed(billed: Sequence[Bill]) -> bool:
+    """Whether any GPU time is in no bill, said on stderr."""
+    absent = unpriced(billed)
+    for kind, hours in absent.items():
+        click.echo(
+            f"there is no price for GPUs of {'no type' if kind == 'no type' else f'type {kind}'}: "
+            f"{hours:,.2f} GPU hours are in no bill\n"
+            f"  do:  add [type.{kind}] or [gpu_hour] to the file given with --prices",
+            err=True,
+        )
+    uncounted = sum(one.uncounted for one in billed)
+    if uncounted:
+        click.echo(
+            f"{uncounted} attempts are in no bill: accounting does not say how many GPUs they had\n"
+            f"  do:  save it with AllocTRES: {COMMAND}",
+            err=True,
+        )
+    return bool(absent or uncounted)
+
+
+def export(found: History, kind: str, what: str, output: Path | None) -> None:
+    """Write one table as CSV or Parquet.
+
+    Raises:
+        UsageError: pandas or pyarrow is missing, or the file cannot be written.
+    """
+    from slurmspot.timeline import frames  # noqa: PLC0415  pandas is an extra
+
+    jobs = found.timeline.jobs
+    frame = {
+        "attempts": lambda: frames.attempts(jobs),
+        "phases": lambda: frames.phases(jobs),
+        "interruptions": lambda: frames.interruptions(interruptions(jobs, found.events)),
+    }[what]()
+    try:
+        if kind == "csv":
+            frame.to_csv(output or sys.stdout, index=False)
+        elif output is None:
+            raise UsageError("parquet is not text", fix="name a file with --output")
+        else:
+            frame.to_parquet(output, index=False)
+    except ImportError:
+        raise UsageError(
+            "pyarrow is not installed", fix="pip install 'slurmspot[parquet]'"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written", why=error.strerror) from None
+
+
+def cost_text(billed: Sequence[Bill], by: str, *, bold: bool) -> str:
+    """The bills as a table, and under it what they take for granted."""
+    shown = bill_table(billed, by.capitalize())
+    numbers = [name for name in shown.header if name in shown.right]
+    lines = [table.render(shown.header, shown.rows, right=numbers, bold=bold)]
+    assumed = dict.fromkeys(line for one in billed for line in one.assumptions)
+    currency = billed[0].currency if billed else ""
+    lines += [f"\nAmounts are in {currency}. What these figures assume:"] if billed else []
+    lines += [f"  - {line}" for line in assumed]
+    return "\n".join(lines)
+
+
+def bill_json(one: Bill) -> dict[str, Any]:
+    """A bill as plain values; amounts are decimal texts, exact to the cent."""
+    return {
+        "name": one.name,
+        "currency": one.currency,
+        "amounts": {term: str(amount) for term, amount in one.amounts.items()},
+        "total": str(one.total),
+        "on_demand": None if one.on_demand is None else str(one.on_demand),
+        "nominal_discount": one.nominal,
+        "effective_saving": one.saving,
+        "gpu_hours": dict(one.gpu_hours),
+        "waited_hours": one.waited_h,
+        "unpriced_gpu_hours": dict(one.unpriced),
+        "uncounted_attempts": one.uncounted,
+        "assumptions": list(one.assumptions),
+    }
 
 
 def read(

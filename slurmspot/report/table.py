@@ -7,18 +7,22 @@ from collections.abc import Sequence
 
 
 def render(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", bold: bool = False
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: str | Sequence[str] = "",
+    bold: bool = False,
 ) -> str:
     """A table as text, columns two spaces apart, without trailing newline.
 
     Args:
         rows: cells; characters that would move the cursor are shown as escapes.
-        right: names of columns to align to the right, separated by spaces.
+        right: names of columns to align to the right; in one text, separated by spaces.
         bold: print the header in bold, for a terminal.
     """
     cells = [[printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
-    numeric = set(right.split())
+    numeric = set(right.split() if isinstance(right, str) else right)
     lines = [
         "  ".join(
             " " * (width - _width(cell)) + cell

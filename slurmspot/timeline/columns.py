@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
+from operator import contains
 from typing import Any
 
 from slurmspot import hostlist
@@ -29,6 +30,9 @@ _ABSENT = {
     "eligible": None, "nodelist": (), "alloctres": (None, ""), "restarts": None, "suspended": 0.0,
 }  # fmt: skip
 
+_ALL = frozenset({*_ROW, *IDENTITY})
+_REST = "\n"  # stands for what comes after the last field
+
 _Texts = Mapping[str, list[str]]
 
 
@@ -38,6 +42,7 @@ class Columns:
     def __init__(self, header: Header, times: Times, rows: Rows) -> None:
         self._header = header
         self._rows = rows
+        self._width = len(header.names) + header.trailing
         self._where = {
             name: at for at, name in enumerate(header.names) if name in {"jobid", *_ROW, *IDENTITY}
         }
@@ -60,44 +65,64 @@ class Columns:
         self._fields = {name: _Field(read, pattern(name)) for name, read in readers.items()}
         self._fields |= dict.fromkeys(("submit", "eligible", "start", "end"), moments)
 
-    def read(self, first: int, lines: Sequence[str]) -> list[int]:
-        """Take the plain ones of ``lines``.
+    def read(self, first: int, text: str) -> list[int]:
+        """Take the plain lines of ``text``, a whole number of lines without the last newline.
 
         Returns:
             Indices of the others, counted from ``first``; empty lines are not among them.
         """
-        delimiter, width = self._header.delimiter, len(self._header.names) + self._header.trailing
-        counts = list(map(str.count, lines, repeat(delimiter)))
+        count = text.count("\n") + 1
+        columns = self._cut(text, count)
         odd: set[int] = set()
-        if counts.count(width - 1) != len(lines):
-            odd = {at for at, count in enumerate(counts) if count != width - 1}
+        if columns is not None:
+            odd = self._take(range(first + 1, first + 1 + count), columns)
+            if not odd:
+                return []
+        lines = text.split("\n")
+        wanted = self._width - 1
+        counts = map(str.count, lines, repeat(self._header.delimiter))
+        odd.update(at for at, count in enumerate(counts) if count != wanted)
         while len(odd) < len(lines):
-            left = [at for at in range(len(lines)) if at not in odd] if odd else range(len(lines))
-            plain = [lines[at] for at in left] if odd else lines
-            cells = delimiter.join(plain).split(delimiter)
-            strange = self._take(
-                [first + at + 1 for at in left],
-                {name: cells[at::width] for name, at in self._where.items()},
-                cells[width - 1 :: width] if self._header.trailing else (),
-            )
+            left = [at for at in range(len(lines)) if at not in odd]
+            columns = self._cut("\n".join([lines[at] for at in left]), len(left)) or {}
+            strange = self._take([first + at + 1 for at in left], columns)
             if not strange:
                 break
             odd.update(left[at] for at in strange)
         return [first + at for at in sorted(odd) if lines[at]]
 
-    def _take(self, lines: Sequence[int], texts: _Texts, rest: Sequence[str]) -> set[int]:
+    def _cut(self, text: str, count: int) -> _Texts | None:
+        """The fields of ``count`` lines, or None if they do not have as many as the header each.
+
+        Cut at the delimiter alone, the last field of a line and the first of the next stay
+        together: there, and nowhere else, one newline must stand.
+        """
+        cells = text.split(self._header.delimiter)
+        inner = self._width - 1
+        if len(cells) != inner * count + 1 or inner == 0:
+            return None
+        seams = cells[inner:-1:inner]
+        if not all(map(contains, seams, repeat("\n"))):
+            return None
+        ends = "\n".join(seams).split("\n") if seams else []
+        columns = {name: cells[at::inner] for name, at in self._where.items() if 0 < at < inner}
+        columns[self._header.names[0]] = [cells[0], *ends[1::2]]
+        last = [*ends[0::2], cells[-1]]
+        columns[_REST if self._header.trailing else self._header.names[-1]] = last
+        return columns
+
+    def _take(self, lines: Sequence[int], texts: _Texts) -> set[int]:
         """Keep all rows, or none and say which make no sense by themselves.
 
         Args:
             lines: the line each row stands on, from 1.
-            rest: what stands after the last field of each.
         """
-        odd = {at for at, text in enumerate(rest) if text}
+        odd = {at for at, text in enumerate(texts.get(_REST, ())) if text}
         everyone = range(len(lines))
         starts = self._meaning("start", texts, everyone, odd)
         ends = self._meaning("end", texts, everyone, odd)
         heads, targets = self._sorted(texts, odd)
-        fields = {name: self._meaning(name, texts, heads, odd) for name in texts if name != "jobid"}
+        fields = {name: self._meaning(name, texts, heads, odd) for name in texts if name in _ALL}
         odd.update(at for at, submit in zip(heads, fields["submit"], strict=True) if not submit)
         odd.update(
             at

@@ -17,8 +17,8 @@ class Lines:
         self._offsets = [0]  # of each block, in bytes; it begins where a line does
         self._firsts: list[int] = []  # index of each block's first line
         self._length = 0
-        self.windows = data[: data.find(b"\n") + 1].endswith(b"\r\n")
-        self._block = lru_cache(maxsize=4)(self._decoded)
+        self._windows = data[: data.find(b"\n") + 1].endswith(b"\r\n")
+        self._lines = lru_cache(maxsize=4)(lambda block: self._text(block).split("\n"))
 
     def __len__(self) -> int:
         """How many lines the blocks read so far hold; all of them once :meth:`blocks` is done."""
@@ -27,19 +27,21 @@ class Lines:
     def __getitem__(self, index: int) -> str:
         """A line of a block that has been read."""
         block = bisect_right(self._firsts, index) - 1
-        return self._block(block)[index - self._firsts[block]]
+        return self._lines(block)[index - self._firsts[block]]
 
-    def blocks(self) -> Iterator[tuple[int, list[str]]]:
-        """Every block once: the index of its first line, and its lines."""
+    def blocks(self) -> Iterator[tuple[int, str]]:
+        """Every block once: the index of its first line, and its text without the last newline."""
         while self._offsets[-1] < len(self._data):
             newline = self._data.find(b"\n", self._offsets[-1] + _BLOCK_BYTES)
             self._offsets.append(len(self._data) if newline < 0 else newline + 1)
-            lines = self._decoded(len(self._offsets) - 2)
+            text = self._text(len(self._offsets) - 2)
             self._firsts.append(self._length)
-            self._length += len(lines)
-            yield self._firsts[-1], lines
+            self._length += text.count("\n") + 1
+            yield self._firsts[-1], text
 
-    def _decoded(self, block: int) -> list[str]:
+    def _text(self, block: int) -> str:
         raw = self._data[self._offsets[block] : self._offsets[block + 1]]
-        lines = raw.decode(errors="replace").removesuffix("\n").split("\n")
-        return [line.removesuffix("\r") for line in lines] if self.windows else lines
+        text = raw.decode(errors="replace")
+        if self._windows:
+            text = text.replace("\r\n", "\n").removesuffix("\r")
+        return text.removesuffix("\n")

@@ -46,12 +46,13 @@ def read_text(data: bytes, *, tz: tzinfo | None = None) -> Rows:
     lines, times = Lines(data), Times(tz)
     rows = Rows(text_of=lambda line: lines[line - 1])
     blocks = lines.blocks()
-    _, block = next(blocks)
-    header = Header(block[0])
+    _, text = next(blocks)
+    head, newline, rest = text.partition("\n")
+    header = Header(head)
     columns = Columns(header, times, rows)
-    odd = columns.read(1, block[1:])
-    for first, block in blocks:
-        odd += columns.read(first, block)
+    odd = columns.read(1, rest) if newline else []
+    for first, text in blocks:
+        odd += columns.read(first, text)
     if odd:
         _read_odd(header, lines, odd, times, rows)
     return rows

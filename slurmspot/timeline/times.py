@@ -25,6 +25,8 @@ _SPAN = re.compile(
     r"(?:(?:(?P<days>\d+)-)?(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)(?:\.\d+)?"
 )
 
+_NO_TWO_CHANGES = timedelta(days=7)
+
 _Zones = tuple[timezone, ...]
 
 Moments = tuple[datetime, ...]
@@ -65,25 +67,29 @@ class Times:
         return (first,) if len(zones) == 1 else (first, time.replace(tzinfo=zones[1]))
 
     def read_plain(self, texts: Sequence[str]) -> dict[str, datetime]:
-        """Many times at once: those of the usual form, local and unambiguous, in known zones."""
-        of = self._zones.get
-        found: dict[str, datetime] = {}
-        for zones in {of(text[:_TEN_MINUTES]) for text in texts}:
-            if zones is None or len(zones) > 1:
-                continue
-            mine = [
-                text for text in texts if of(text[:_TEN_MINUTES]) is zones and len(text) == _LOCAL
-            ]
-            try:
-                if zones[0] is UTC:
-                    times = list(map(datetime.fromisoformat, [f"{text}+00:00" for text in mine]))
-                else:
-                    zone = zones[0]
-                    times = [datetime.fromisoformat(text).replace(tzinfo=zone) for text in mine]
-            except ValueError:
-                continue
-            found.update(zip(mine, times, strict=True))
-        return found
+        """Many times at once: those of the usual form, if one offset holds for all of them."""
+        mine = [text for text in texts if len(text) == _LOCAL]
+        try:
+            zone = self._zone_of_all(mine)
+            if zone is UTC:
+                times = list(map(datetime.fromisoformat, [f"{text}+00:00" for text in mine]))
+            elif zone is not None:
+                times = [datetime.fromisoformat(text).replace(tzinfo=zone) for text in mine]
+            else:
+                return {}
+        except ValueError:  # one of them is no time: read them one by one
+            return {}
+        return dict(zip(mine, times, strict=True))
+
+    def _zone_of_all(self, texts: Sequence[str]) -> timezone | None:
+        """The offset of all of ``texts``, where no change of it can lie between them."""
+        if not texts:
+            return None
+        first, last = self.read(min(texts)), self.read(max(texts))
+        same = len(first) == len(last) == 1 and first[0].utcoffset() == last[0].utcoffset()
+        near = same and last[0] - first[0] < _NO_TWO_CHANGES
+        zone = first[0].tzinfo
+        return zone if near and isinstance(zone, timezone) else None
 
     def _at(self, time: datetime) -> _Zones:
         first, second = (self._offset(time.replace(fold=fold)) for fold in (0, 1))
