@@ -427,7 +427,7 @@ def main() -> None:
     if args.peak:
         print(*peak_memory(args.peak, args.size_mib))
         return
-    size_mib, repeats = (12, 2) if args.quick else (args.size_mib, args.repeats)
+    size_mib, repeats = (12, 1) if args.quick else (args.size_mib, args.repeats)
     step_s, period_s = (0.02, 0.1) if args.quick else (STEP_S, PERIOD_S)
     figures: list[Figure] = []
     with contextlib.ExitStack() as stack:

@@ -1,0 +1,51 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+BARS = {
+    "stall_vs_dcp_async": 0.02,
+    "step_overhead": 0.015,
+    "step_overhead_vs_dcp_async": 0.2,
+    "persist_vs_limit": 1.10,
+    "persist_vs_raw": 0.6,
+    "persist_vs_torch_save": 0.6,
+    "persist_vs_dcp": 0.6,
+    "persist_vs_safetensors": 0.6,
+    "persist_tmpfs_vs_best": 1.0,
+    "restore_vs_limit": 1.10,
+    "restore_vs_torch_load": 0.8,
+    "restore_vs_dcp": 0.8,
+    "restore_vs_read_warm": 1.35,
+    "verify_vs_limit": 1.10,
+    "peak_memory": 1.1,
+}
+
+
+def test_the_checkpoint_benchmark_measures_every_figure(tmp_path):
+    argv = [sys.executable, BENCHMARKS / "checkpoint.py", "--quick", "--json", "--dir", tmp_path]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["schema_version"] == 1
+    assert answer["machine"].keys() >= {"cores", "kernel", "file_system"}
+    figures = {one["name"]: one for one in answer["figures"]}
+    assert {name: figures[name]["bar"] for name in BARS} == BARS
+    for one in figures.values():
+        assert len(one["ours"]) == len(one["peer"]) == answer["repeats"]
+        assert one["value"] >= 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_gpu_benchmark_says_when_there_is_no_gpu():
+    code = (
+        "import runpy, sys, torch; torch.cuda.is_available = lambda: False;"
+        "sys.path.insert(0, sys.argv[1]); sys.argv[1:] = [];"
+        f"runpy.run_path({str(BENCHMARKS / 'gpu_checkpoint.py')!r}, run_name='__main__')"
+    )
+    argv = [sys.executable, "-c", code, str(BENCHMARKS)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "no GPU" in done.stderr
