@@ -9,10 +9,12 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-from slurmspot.cost.bill import gpu_hours, savings
+from slurmspot.cost.bill import Bill, bill, gpu_hours, savings
 from slurmspot.cost.prices import Prices, load_prices
+from slurmspot.cost.usage import usages
 from slurmspot.errors import UsageError
 from slurmspot.events import Event
+from slurmspot.report.costs import bill_table, falls, percent
 from slurmspot.report.document import (
     GROUPS,
     Curve,
@@ -22,6 +24,7 @@ from slurmspot.report.document import (
     Mark,
     RunReport,
     Span,
+    Spread,
     Table,
 )
 from slurmspot.report.table import duration
@@ -62,7 +65,10 @@ def build_document(
         breaks=tuple((one.at_step, one.kind) for one in facts.every if one.at_step is not None),
         interruptions=_interruption_table(facts.found),
         attempts=_attempt_table(runs),
-        prices=facts.prices,
+        spreads=tuple(_spreads(facts.every)),
+        falls=falls(facts.whole),
+        costs=bill_table(facts.bills, "Run"),
+        assumptions=facts.whole.assumptions,
         baseline=facts.baseline.label if facts.baseline else None,
         notes=tuple(notes),
     )
@@ -77,6 +83,7 @@ class _Facts:
         equal: every run ended in the baseline's state; None while that cannot be said.
         done: the work of every spot run is finished.
         used: GPU hours of the spot runs; ``base`` those of the baseline; None if unknown.
+        bills: of each run; ``whole`` is that of all spot runs together.
     """
 
     found: tuple[tuple[RunReport, tuple[Interruption, ...]], ...]
@@ -86,6 +93,8 @@ class _Facts:
     used: float | None
     base: float | None
     prices: Prices
+    bills: tuple[Bill, ...]
+    whole: Bill
 
     @classmethod
     def of(
@@ -94,6 +103,7 @@ class _Facts:
         spot = [run for run in runs if not run.baseline]
         baseline = next((run for run in runs if run.baseline), None)
         equal = summary.get("final_state_equal")
+        used = {id(run): usages(run.jobs, run.events, now=now) for run in runs}
         return cls(
             found=tuple((run, tuple(interruptions(run.jobs, run.events))) for run in spot),
             baseline=baseline,
@@ -102,6 +112,8 @@ class _Facts:
             used=_hours(spot, now),
             base=_hours([baseline], now) if baseline else None,
             prices=prices,
+            bills=tuple(bill(used[id(run)], prices, name=run.label) for run in runs),
+            whole=bill([one for run in spot for one in used[id(run)]], prices),
         )
 
     @property
@@ -198,7 +210,7 @@ def _figures(facts: _Facts) -> list[Figure]:
         ),
         Figure(
             name="Effective saving",
-            value="-" if saving is None else f"{saving:.1%}",
+            value=percent(saving),
             note=f"nominal discount {prices.discount:.0%}"
             + (", example prices" if prices.example else ""),
         ),
@@ -214,6 +226,15 @@ def _final_state(facts: _Facts) -> Figure:
     else:
         value, note = "differs", "from the baseline's"
     return Figure(name="Final state", value=value, note=note)
+
+
+def _spreads(every: Sequence[Interruption]) -> list[Spread]:
+    found = {"RPO": [one.rpo_s for one in every], "RTO": [one.rto_s for one in every]}
+    spreads = {
+        name: tuple(sorted(value for value in values if value is not None))
+        for name, values in found.items()
+    }
+    return [Spread(name=name, seconds=values) for name, values in spreads.items() if values]
 
 
 def _lanes(run: RunReport, now: datetime) -> list[Lane]:

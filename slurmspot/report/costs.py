@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from slurmspot.cost.bill import Bill
 from slurmspot.cost.usage import TERMS
-from slurmspot.report.document import Table
+from slurmspot.report.document import Fall, Table
 
 TITLES = {
     "useful": "Useful work",
@@ -48,3 +48,18 @@ def unpriced(found: Sequence[Bill]) -> dict[str, float]:
         for kind, amount in one.unpriced.items():
             hours[kind] = hours.get(kind, 0.0) + amount
     return hours
+
+
+def falls(one: Bill) -> tuple[Fall, ...]:
+    """From the nominal saving on the useful work, term by term, to the effective saving."""
+    if one.on_demand is None or one.nominal is None:
+        return ()
+    left = float(1 - one.amounts["useful"] / one.on_demand)
+    found = [Fall(name="Nominal saving", before=0.0, after=left, amount="")]
+    for term in TERMS[1:]:
+        share = float(one.amounts[term] / one.on_demand)
+        amount = f"{one.amounts[term]:,.2f} {one.currency}"
+        found.append(Fall(name=TITLES[term], before=left, after=left - share, amount=amount))
+        left -= share
+    amount = f"{one.on_demand - one.total:,.2f} {one.currency}"
+    return (*found, Fall(name="Effective saving", before=0.0, after=left, amount=amount))

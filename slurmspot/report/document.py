@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from slurmspot.cost.prices import Prices
 from slurmspot.events import Event
 from slurmspot.timeline.attempts import Job
 
@@ -95,6 +94,29 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How a length of time is spread over the interruptions that have one."""
+
+    name: str
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fall:
+    """One step of the way from the nominal to the effective saving.
+
+    Attributes:
+        before: the saving left before it, as a share of the price on demand; ``after`` behind it.
+        amount: what it costs, to read.
+    """
+
+    name: str
+    before: float
+    after: float
+    amount: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
     """A whole report.
 
@@ -102,6 +124,9 @@ class Document:
         lead: what it is about, in a few sentences.
         shares: how the time of each run divides into the groups of phases.
         breaks: steps at which a run was interrupted, with the kind.
+        spreads: distributions of RPO and RTO.
+        falls: from the nominal saving to the effective one; empty without useful work.
+        costs: the bill of each run; ``assumptions`` says what they take for granted.
         baseline: label of the baseline, if there is one.
         notes: what else a reader should know.
     """
@@ -116,6 +141,9 @@ class Document:
     breaks: tuple[tuple[int, str], ...]
     interruptions: Table
     attempts: Table
-    prices: Prices
+    spreads: tuple[Spread, ...]
+    falls: tuple[Fall, ...]
+    costs: Table
+    assumptions: tuple[str, ...]
     baseline: str | None
     notes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Where everything stands in the report's two pictures: documents in, coordinates out.
+"""Where everything stands in the report's pictures: documents in, coordinates out.
 
 Coordinates are the units of an SVG ``viewBox``; the template turns them into elements.
 """
@@ -6,17 +6,18 @@ Coordinates are the units of an SVG ``viewBox``; the template turns them into el
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from slurmspot.report.document import GROUPS, Curve, Document, Lane
+from slurmspot.report.document import GROUPS, Curve, Document, Lane, Spread
 from slurmspot.report.table import duration
 
 WIDTH = 960.0
-_LEFT, _RIGHT = 4.0, 4.0
-_LANE = 76.0
-_LABEL, _INJECTION, _NOTICE, _BAR, _BAR_HEIGHT = 12.0, 27.0, 36.0, 38.0, 22.0
-_LEAST = 0.75  # a phase narrower than this is drawn this wide
+_LEAST = 0.07  # per cent: a phase narrower than this is drawn this wide
+ZOOMS = (1, 4, 16, 64)
+"""How many times the timeline can be widened."""
+
 _MOST_LANES = 60
 _MOST_BREAKS = 40  # more of them are short ticks, so that the curves stay to be seen
 
@@ -25,12 +26,10 @@ _GROUP_OF = {phase: group for group, phases in GROUPS.items() for phase in phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A rectangle; ``group`` is a key of :data:`GROUPS`."""
+    """A phase, in per cent of the axis; ``group`` is a key of :data:`GROUPS`."""
 
     x: float
-    y: float
     width: float
-    height: float
     group: str
     text: str
 
@@ -56,17 +55,79 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A lane: its bars, and its marks at per cents of the axis."""
+
+    label: str
+    bars: tuple[Bar, ...]
+    signs: tuple[Sign, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """A time on the axis, in per cent of it; seen once the picture is ``zoom`` times as wide."""
+
+    x: float
+    text: str
+    zoom: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimelinePicture:
     """All lanes over one axis of time."""
 
+    rows: tuple[Row, ...]
+    ticks: tuple[Tick, ...]
+    groups: tuple[str, ...]
+    kinds: frozenset[str]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A bar of a histogram, with what it stands for."""
+
+    x: float
+    y: float
     width: float
     height: float
-    labels: tuple[Label, ...]
-    bars: tuple[Bar, ...]
-    signs: tuple[Sign, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadPicture:
+    """A histogram over a logarithmic axis of time, and where its median is."""
+
+    name: str
+    summary: str
+    width: float
+    height: float
+    bottom: float
+    columns: tuple[Column, ...]
+    median: Sign
     ticks: tuple[Label, ...]
-    groups: tuple[str, ...]
-    left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallBar:
+    """One bar of the way from nominal to effective saving; ``kind`` is ``end`` or ``loss``."""
+
+    x: float
+    y: float
+    width: float
+    kind: str
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallPicture:
+    """The way from the nominal saving to the effective one, a bar a step."""
+
+    width: float
+    height: float
+    zero: float
+    bars: tuple[FallBar, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,62 +160,142 @@ def timeline_picture(document: Document) -> TimelinePicture:
     """The lanes of ``document``; of more than :data:`_MOST_LANES` the first."""
     lanes = document.lanes[:_MOST_LANES]
     longest_s = max((span.end_s for lane in lanes for span in lane.spans), default=0.0) or 1.0
-    scale = (WIDTH - _LEFT - _RIGHT) / longest_s
-    height = _LANE * len(lanes) + 30.0
-    bars = [bar for row, lane in enumerate(lanes) for bar in _bars(lane, row * _LANE, scale)]
+    rows = tuple(
+        Row(label=lane.label, bars=_bars(lane, longest_s), signs=_signs(lane, longest_s))
+        for lane in lanes
+    )
+    seen = {bar.group for row in rows for bar in row.bars}
     return TimelinePicture(
-        width=WIDTH,
-        height=height,
-        labels=tuple(
-            Label(x=_LEFT, y=row * _LANE + _LABEL, text=lane.label)
-            for row, lane in enumerate(lanes)
-        ),
-        bars=tuple(bars),
-        signs=tuple(
-            sign for row, lane in enumerate(lanes) for sign in _signs(lane, row * _LANE, scale)
-        ),
-        ticks=tuple(
-            _tick(round(_LEFT + at_s * scale, 2), height - 8.0, _clock(at_s))
-            for at_s in _time_ticks(longest_s)
-        ),
-        groups=tuple(group for group in GROUPS if any(bar.group == group for bar in bars)),
+        rows=rows,
+        ticks=tuple(_time_marks(longest_s)),
+        groups=tuple(group for group in GROUPS if group in seen),
+        kinds=frozenset(sign.kind for row in rows for sign in row.signs),
         left_out=len(document.lanes) - len(lanes),
     )
 
 
-def _tick(x: float, y: float, text: str) -> Label:
-    """A label under an axis; at the edges it stays inside the picture."""
-    near = 24.0
-    anchor = "start" if x < near else "end" if x > WIDTH - near else "middle"
-    return Label(x=x, y=y, text=text, anchor=anchor)
+def _time_marks(longest_s: float) -> Iterator[Tick]:
+    known: set[float] = set()
+    for zoom in ZOOMS:
+        for at_s in _time_ticks(longest_s / zoom, longest_s):
+            if at_s not in known:
+                known.add(at_s)
+                yield Tick(x=round(100 * at_s / longest_s, 3), text=_clock(at_s), zoom=zoom)
 
 
-def _bars(lane: Lane, top: float, scale: float) -> list[Bar]:
-    return [
+def _bars(lane: Lane, longest_s: float) -> tuple[Bar, ...]:
+    return tuple(
         Bar(
-            x=round(_LEFT + span.start_s * scale, 2),
-            y=top + _BAR,
-            width=round(max(_LEAST, (span.end_s - span.start_s) * scale), 2),
-            height=_BAR_HEIGHT,
+            x=round(100 * span.start_s / longest_s, 3),
+            width=round(max(_LEAST, 100 * (span.end_s - span.start_s) / longest_s), 3),
             group=_GROUP_OF.get(span.name, "training"),
             text=span.text,
         )
         for span in lane.spans
-    ]
+    )
 
 
-def _signs(lane: Lane, top: float, scale: float) -> list[Sign]:
-    """Marks of a lane, leaving out those that would stand on one another."""
-    end = max((span.end_s for span in lane.spans), default=0.0)
-    rows = {"injection": _INJECTION, "notice": _NOTICE, "commit": _BAR + _BAR_HEIGHT}
+def _signs(lane: Lane, longest_s: float) -> tuple[Sign, ...]:
+    """Marks of a lane, leaving out those that would stand on one another at the widest."""
+    end_s = max((span.end_s for span in lane.spans), default=0.0)
     signs: list[Sign] = []
     last: dict[str, float] = {}
     for mark in sorted(lane.marks, key=lambda mark: mark.at_s):
-        x = round(_LEFT + min(mark.at_s, end) * scale, 2)
-        if x - last.get(mark.kind, -math.inf) >= 2.0:
+        x = round(100 * min(mark.at_s, end_s) / longest_s, 3)
+        if x - last.get(mark.kind, -math.inf) >= _LEAST:
             last[mark.kind] = x
-            signs.append(Sign(x=x, y=top + rows[mark.kind], kind=mark.kind, text=mark.text))
-    return signs
+            signs.append(Sign(x=x, y=0.0, kind=mark.kind, text=mark.text))
+    return tuple(signs)
+
+
+def spread_pictures(document: Document) -> list[SpreadPicture]:
+    """A histogram for each spread of ``document``."""
+    return [_spread(spread) for spread in document.spreads]
+
+
+def _spread(spread: Spread) -> SpreadPicture:
+    width, bottom, top, bins = 460.0, 110.0, 14.0, 24
+    least = 0.1  # seconds: what is shorter stands at the left edge
+    values = [max(least, value) for value in spread.seconds]
+    low, high = math.log10(min(values)) - 0.1, math.log10(max(values)) + 0.1
+
+    def x(seconds: float) -> float:
+        return round((width - 8) * (math.log10(max(least, seconds)) - low) / (high - low) + 4, 2)
+
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, int(bins * (math.log10(value) - low) / (high - low)))] += 1
+    edges = [10 ** (low + (high - low) * index / bins) for index in range(bins + 1)]
+    columns = tuple(
+        Column(
+            x=x(since),
+            y=round(bottom - (bottom - top) * count / max(counts), 2),
+            width=round(max(1.0, x(until) - x(since) - 1), 2),
+            height=round((bottom - top) * count / max(counts), 2),
+            text=f"{count} from {duration(since)} to {duration(until)}",
+        )
+        for count, since, until in zip(counts, edges, edges[1:], strict=False)
+        if count
+    )
+    middle = median(spread.seconds)
+    ninth = sorted(spread.seconds)[math.ceil(0.9 * len(values)) - 1]
+    summary = (
+        f"median {duration(middle)}, nine in ten within {duration(ninth)}, "
+        f"longest {duration(max(spread.seconds))}"
+    )
+    powers = [0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000]
+    return SpreadPicture(
+        name=spread.name,
+        summary=summary,
+        width=width,
+        height=bottom + 22,
+        bottom=bottom,
+        columns=columns,
+        median=Sign(x=x(middle), y=top, kind="median", text=f"median {duration(middle)}"),
+        ticks=tuple(
+            _tick(x(power), bottom + 16, _clock(power), width)
+            for power in powers
+            if low <= math.log10(power) <= high
+        ),
+    )
+
+
+def fall_picture(document: Document) -> FallPicture | None:
+    """The way from the nominal to the effective saving, or None if there is none to show."""
+    if not document.falls:
+        return None
+    left, right, row = 170.0, WIDTH - 190.0, 26.0
+    shares = [share for fall in document.falls for share in (fall.before, fall.after)]
+    low, high = min(0.0, *shares), max(0.01, *shares)
+
+    def x(share: float) -> float:
+        return round(left + (right - left) * (share - low) / (high - low), 2)
+
+    ends = (document.falls[0], document.falls[-1])
+    return FallPicture(
+        width=WIDTH,
+        height=row * len(document.falls) + 4,
+        zero=x(0.0),
+        bars=tuple(
+            FallBar(
+                x=min(x(fall.before), x(fall.after)),
+                y=number * row + 4,
+                width=max(1.0, round(abs(x(fall.after) - x(fall.before)), 2)),
+                kind="end" if fall in ends else "loss",
+                name=fall.name,
+                value=(f"{fall.after:.1%}" if fall in ends else f"{fall.after - fall.before:+.1%}")
+                + (f"  {fall.amount}" if fall.amount else ""),
+            )
+            for number, fall in enumerate(document.falls)
+        ),
+    )
+
+
+def _tick(x: float, y: float, text: str, width: float = WIDTH) -> Label:
+    """A label under an axis; at the edges it stays inside the picture."""
+    near = 24.0
+    anchor = "start" if x < near else "end" if x > width - near else "middle"
+    return Label(x=x, y=y, text=text, anchor=anchor)
 
 
 def loss_picture(document: Document) -> LossPicture | None:
@@ -218,11 +359,11 @@ def _ticks(low: float, high: float, most: int) -> list[float]:
     return [step * number for number in range(first, math.floor(high / step) + 1)]
 
 
-def _time_ticks(longest_s: float) -> list[float]:
-    """Round times from 0 on, at most about eight."""
+def _time_ticks(seen_s: float, longest_s: float) -> list[float]:
+    """Round times from 0 to ``longest_s``, about eight in every ``seen_s``."""
     units = [1, 2, 5, 10, 15, 30, *(60 * n for n in (1, 2, 5, 10, 15, 30))]
     units += [3600 * n for n in (1, 2, 3, 6, 12, 24, 48, 96, 168)]
-    step = next((unit for unit in units if unit * 8 >= longest_s), longest_s / 8)
+    step = next((unit for unit in units if unit * 8 >= seen_s), seen_s / 8)
     return [step * number for number in range(int(longest_s / step) + 1)]
 
 

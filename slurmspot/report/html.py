@@ -9,7 +9,13 @@ import jinja2
 
 from slurmspot.errors import UsageError
 from slurmspot.report.document import GROUPS, Document
-from slurmspot.report.drawing import loss_picture, timeline_picture
+from slurmspot.report.drawing import (
+    ZOOMS,
+    fall_picture,
+    loss_picture,
+    spread_pictures,
+    timeline_picture,
+)
 
 _SHORT_TABLE = 40  # longer tables begin closed
 
@@ -32,6 +38,9 @@ def render_html(document: Document) -> str:
         style=(templates / "report.css").read_text("utf-8"),
         timeline=timeline_picture(document),
         loss=loss_picture(document),
+        spreads=spread_pictures(document),
+        falls=fall_picture(document),
+        zooms=ZOOMS,
         phases=GROUPS,
         short=_SHORT_TABLE,
     )

@@ -18,7 +18,7 @@ from slurmspot.timeline.records import JOB_ID, Header, pattern
 from slurmspot.timeline.rows import IDENTITY, Row, Rows, Step, gpus, key, state
 from slurmspot.timeline.times import Times, seconds
 
-_MOST_KEPT = 50_000  # values of one field that are remembered
+_MOST_KEPT = 8_000  # values of one field that are remembered
 _ODD: Any = object()  # stands for what cannot be understood by itself
 
 # Fields in the order of a Row, between its job id and its identity; and what they are when absent.

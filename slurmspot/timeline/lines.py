@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
 
-_BLOCK_BYTES = 1 << 18
+_BLOCK_BYTES = 1 << 17
 
 
 class Lines:

@@ -14,7 +14,13 @@ from slurmspot.errors import UsageError
 from slurmspot.report import table
 from slurmspot.report.compose import build_document
 from slurmspot.report.document import GROUPS, RunReport
-from slurmspot.report.drawing import loss_picture, timeline_picture
+from slurmspot.report.drawing import (
+    ZOOMS,
+    fall_picture,
+    loss_picture,
+    spread_pictures,
+    timeline_picture,
+)
 from slurmspot.report.html import render_html, write_html
 from slurmspot.timeline.phases import ORDER
 
@@ -94,7 +100,14 @@ def test_page_is_whole_and_alone(demo):
     assert "script" not in parsed.tags
     assert not re.search(r"url\(|@import|https?:", page)
     text = " ".join(parsed.text)
-    for words in ("Where the time went", "Loss", "Interruptions", "Attempts", "as of 2026-01-01"):
+    for words in (
+        "Where the time went",
+        "Loss",
+        "Cost",
+        "Interruptions",
+        "Attempts",
+        "as of 2026-01-01",
+    ):
         assert words in text
     assert page.count("<polyline") == 2
     assert page.count('class="break"') == 4  # three interruptions and the legend
@@ -184,9 +197,32 @@ def test_every_phase_has_a_colour(demo):
     drawn = {phase for phases in GROUPS.values() for phase in phases}
     assert {*ORDER, "backoff", "queue", "run", "teardown"} == drawn
     picture = timeline_picture(demo)
-    assert all(0 <= bar.x <= picture.width and bar.width > 0 for bar in picture.bars)
-    assert [sign.kind for sign in picture.signs].count("injection") == 3
-    assert [sign.kind for sign in picture.signs].count("notice") == 1
+    bars = [bar for row in picture.rows for bar in row.bars]
+    assert all(0 <= bar.x <= 100 and 0 < bar.width <= 100 for bar in bars)
+    kinds = [sign.kind for row in picture.rows for sign in row.signs]
+    assert (kinds.count("injection"), kinds.count("notice")) == (3, 1)
+    assert {tick.zoom for tick in picture.ticks} == set(ZOOMS)
+    assert len({tick.x for tick in picture.ticks}) == len(picture.ticks)
+
+
+def test_the_way_from_the_nominal_to_the_effective_saving(demo):
+    first, *losses, last = demo.falls
+    assert first.after == pytest.approx(0.7, abs=0.005)
+    assert all(before.after == pytest.approx(after.before)
+               for before, after in zip(demo.falls, losses, strict=False))  # fmt: skip
+    assert last.after == pytest.approx(losses[-1].after)
+    assert 0 < last.after < first.after
+    picture = fall_picture(demo)
+    assert [bar.kind for bar in picture.bars] == ["end", *["loss"] * 5, "end"]
+    assert "These prices are made up as an example" in " ".join(demo.assumptions)
+    assert [row[0] for row in demo.costs.rows] == ["baseline", "spot"]
+
+
+def test_spreads(demo):
+    rpo, rto = spread_pictures(demo)
+    assert (rpo.name, rto.name) == ("RPO", "RTO")
+    assert rpo.summary.startswith("median 5.0 s")
+    assert all(0 <= column.x <= rto.width and column.height > 0 for column in rto.columns)
 
 
 def test_writing(demo, tmp_path):
