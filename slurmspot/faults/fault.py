@@ -88,9 +88,9 @@ class Target:
             return cls()
         if kind == "rank" and what.isdecimal():
             return cls(kind="rank", count=int(what))
-        if kind in {"node", "nodes"} and (not what or (what.isdecimal() and int(what))):
+        if kind in {"node", "nodes"} and (what or "1").isdecimal() and int(what or 1):
             return cls(kind="nodes", count=int(what or 1))
-        if kind in {"node", "nodes"}:
+        if kind in {"node", "nodes"} and not what.isdecimal():
             return cls(kind="nodes", names=tuple(what.split(",")))
         raise UsageError(
             f"target={text!r} is nothing that can be hit",
