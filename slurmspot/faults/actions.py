@@ -91,7 +91,7 @@ class Stage:
         """The blow has fallen: wait until the job feels it, then let held ranks go."""
         if self.fault.profile != "hang-rank":  # which feels nothing, by its nature
             felt = self.noticed if self.fault.how.notice else lambda: False
-            self.victim.poll(lambda: felt() or self.taken(), _FELT_S)
+            self.victim.poll(lambda: felt() or self.effective(), _FELT_S)
         self.let_go()
 
 
