@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from slurmspot.checkpoint import host, memory, tagged
+from slurmspot.checkpoint.disk import aligned
 from slurmspot.checkpoint.manifest import Manifest
 from slurmspot.checkpoint.objects import Part, Saved
 from slurmspot.checkpoint.ranks import Ranks
@@ -23,6 +24,8 @@ from slurmspot.checkpoint.steps import committed
 from slurmspot.checkpoint.storage import Hdf5StorageReader, corrupt
 from slurmspot.checkpoint.verify import listing_problems, problems_of
 from slurmspot.errors import MismatchedCheckpointError, SlurmspotError
+
+_LARGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +128,8 @@ class _Loading:
                 raise MismatchedCheckpointError(
                     f"{name} was an object of another kind", why=f"{type(error).__name__}: {error}"
                 ) from error
-            self._states[name] = State(skeleton=skeleton, tensors=templates)
+            rooms = {path: _on_pages(room) for path, room in templates.items()}
+            self._states[name] = State(skeleton=skeleton, tensors=rooms)
 
     @property
     def room_bytes(self) -> int:
@@ -222,6 +226,13 @@ class _Loading:
     def _seed(self, name: str) -> int:
         saved = "".join(self.manifest.objects[name].fingerprints)
         return xxhash.xxh3_64_intdigest(f"{saved}:{self._ranks.rank}".encode())
+
+
+def _on_pages(room: torch.Tensor) -> torch.Tensor:
+    """The like of ``room``, which is empty, in memory that the disk can fill directly."""
+    if type(room) is not torch.Tensor or room.nbytes < _LARGE_BYTES:
+        return room
+    return torch.from_numpy(aligned(room.nbytes)).view(room.dtype).reshape(room.shape)
 
 
 def _in_place(live: torch.Tensor | None, room: torch.Tensor) -> torch.Tensor:

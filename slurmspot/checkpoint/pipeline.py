@@ -7,7 +7,6 @@ any length in one pass over memory. All the memory it takes is a buffer a thread
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import xxhash
 
-from slurmspot.checkpoint.disk import BLOCK_BYTES, Bytes, InFile, OutFile
+from slurmspot.checkpoint.disk import BLOCK_BYTES, Bytes, InFile, OutFile, aligned
 
 PIECE_BYTES = 8 << 20
 THREADS = 4
@@ -218,7 +217,7 @@ class _Job:
 
     def _work(self) -> None:
         try:
-            self._move_all(np.frombuffer(mmap.mmap(-1, PIECE_BYTES), np.uint8))
+            self._move_all(aligned(PIECE_BYTES))
         except _Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - raised by run()
