@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from slurmspot.cli import print_json
-from slurmspot.cost.bill import Bill, bills
+from slurmspot.cost.bill import Bill, bill, bills
 from slurmspot.cost.prices import load_prices
 from slurmspot.cost.usage import usages
 from slurmspot.errors import NotFoundError, UsageError
@@ -91,20 +92,21 @@ def command(
     if kind in {"csv", "parquet"}:
         export(found, kind, what, output)
         return 0
-    billed = None
+    billed, whole = [], None
     if price_list is not None:
         used = usages(found.timeline.jobs, found.events, now=datetime.now(tz=UTC))
         billed = bills(used, price_list, by="job_id" if by == "job" else by)
+        whole = bill(used, price_list)
     if as_json or kind == "json":
-        costs = {} if billed is None else {"costs": [bill_json(one) for one in billed]}
+        costs = {} if whole is None else {"costs": [bill_json(one) for one in billed]}
         print_json({**found.timeline.as_json(), **costs})
     else:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         click.echo(text(found, bold=bold))
-        if billed is not None:
-            click.echo("\n" + cost_text(billed, by, bold=bold))
+        if whole is not None:
+            click.echo("\n" + cost_text(billed, whole, by, bold=bold))
         _tell_what_is_odd(found)
-    return 1 if billed is not None and _tell_what_is_not_billed(billed) else 0
+    return 1 if _tell_what_is_not_billed(billed) else 0
 
 
 def _tell_what_is_odd(found: History) -> None:
@@ -166,15 +168,15 @@ def export(found: History, kind: str, what: str, output: Path | None) -> None:
         raise UsageError(f"{output} cannot be written", why=error.strerror) from None
 
 
-def cost_text(billed: Sequence[Bill], by: str, *, bold: bool) -> str:
-    """The bills as a table, and under it what they take for granted."""
-    shown = bill_table(billed, by.capitalize())
+def cost_text(billed: Sequence[Bill], whole: Bill, by: str, *, bold: bool) -> str:
+    """The bills and their sum as a table, and under it what they take for granted."""
+    shown = bill_table([*billed, replace(whole, name="all")], by.capitalize())
     numbers = [name for name in shown.header if name in shown.right]
-    lines = [table.render(shown.header, shown.rows, right=numbers, bold=bold)]
-    assumed = dict.fromkeys(line for one in billed for line in one.assumptions)
-    currency = billed[0].currency if billed else ""
-    lines += [f"\nAmounts are in {currency}. What these figures assume:"] if billed else []
-    lines += [f"  - {line}" for line in assumed]
+    lines = [
+        table.render(shown.header, shown.rows, right=numbers, bold=bold),
+        f"\nAmounts are in {whole.currency}. What these figures assume:",
+        *(f"  - {line}" for line in whole.assumptions),
+    ]
     return "\n".join(lines)
 
 
@@ -185,7 +187,7 @@ def bill_json(one: Bill) -> dict[str, Any]:
         "currency": one.currency,
         "amounts": {term: str(amount) for term, amount in one.amounts.items()},
         "total": str(one.total),
-        "on_demand": None if one.on_demand is None else str(one.on_demand),
+        "on_demand": str(one.on_demand),
         "nominal_discount": one.nominal,
         "effective_saving": one.saving,
         "gpu_hours": dict(one.gpu_hours),

@@ -28,12 +28,11 @@ class Bill:
 
     Attributes:
         name: of the run, user or partition that it is for.
-        amounts: in whole cents, by term of :data:`slurmspot.cost.usage.TERMS`.
-        total: their sum, to the cent.
+        exact: what each term of :data:`slurmspot.cost.usage.TERMS` cost, not rounded.
         gpu_hours: by term; waiting holds none.
         waited_h: hours of waiting for capacity, which cost what ``other.waiting_hour`` says.
-        on_demand: what the useful GPU hours would have cost on demand; None if there are none.
-        nominal: the discount of the price list for these GPU hours, as a fraction.
+        listed: all GPU hours at the price on demand; ``useful_listed`` the useful ones.
+        paid: all GPU hours at the price that was paid.
         unpriced: GPU hours of types without a price, which are in no amount.
         uncounted: attempts whose GPUs accounting does not say, which are in no amount.
         assumptions: what the figures take for granted, a sentence each.
@@ -41,20 +40,44 @@ class Bill:
 
     name: str
     currency: str
-    amounts: Mapping[str, Decimal]
-    total: Decimal
+    exact: Mapping[str, Decimal]
     gpu_hours: Mapping[str, float]
     waited_h: float
-    on_demand: Decimal | None
-    nominal: float | None
+    listed: Decimal
+    useful_listed: Decimal
+    paid: Decimal
     unpriced: Mapping[str, float]
     uncounted: int
     assumptions: tuple[str, ...]
 
     @property
+    def amounts(self) -> dict[str, Decimal]:
+        """Whole cents by term; their sum is the total."""
+        return to_the_cent(self.exact)
+
+    @property
+    def total(self) -> Decimal:
+        """The whole bill, to the cent."""
+        return _rounded(sum(self.exact.values(), Decimal(0)))
+
+    @property
+    def on_demand(self) -> Decimal:
+        """What the useful GPU hours would have cost on demand, to the cent."""
+        return _rounded(self.useful_listed)
+
+    @property
+    def nominal(self) -> float | None:
+        """The discount of the price list for these GPU hours, as a fraction."""
+        return float(1 - self.paid / self.listed) if self.listed else None
+
+    @property
     def saving(self) -> float | None:
-        """The effective saving: 1 - total / on_demand; negative where spot ended up dearer."""
-        return float(1 - self.total / self.on_demand) if self.on_demand else None
+        """The effective saving on the useful work; negative where spot ended up dearer."""
+        return self.saving_against(self.useful_listed)
+
+    def saving_against(self, on_demand: Decimal) -> float | None:
+        """The share saved of what the same work would have cost on demand, or did."""
+        return float(1 - sum(self.exact.values()) / on_demand) if on_demand else None
 
 
 def bill(used: Sequence[Usage], prices: Prices, *, name: str = "") -> Bill:
@@ -62,7 +85,7 @@ def bill(used: Sequence[Usage], prices: Prices, *, name: str = "") -> Bill:
     exact = dict.fromkeys(TERMS, Decimal(0))
     hours = dict.fromkeys(TERMS, Decimal(0))
     unpriced: dict[str, Decimal] = {}
-    listed = on_demand = Decimal(0)  # all GPU hours, and the useful ones, at the on-demand price
+    listed = useful_listed = Decimal(0)
     for one in used:
         rate = prices.rate(one.gpu_type, one.partition)
         dear = one.partition in prices.other.on_demand_partitions
@@ -74,21 +97,20 @@ def bill(used: Sequence[Usage], prices: Prices, *, name: str = "") -> Bill:
                 continue
             exact[term] += held_h * _decimal(rate.on_demand if dear else rate.spot)
             listed += held_h * _decimal(rate.on_demand)
-            on_demand += held_h * _decimal(rate.on_demand) if term == "useful" else 0
-    paid = sum(exact.values())
+            useful_listed += held_h * _decimal(rate.on_demand) if term == "useful" else 0
+    paid = sum(exact.values(), Decimal(0))
     for one in used:
         for term, amount in _besides(one, prices):
             exact[term] += amount
-    amounts = to_the_cent(exact)
     return Bill(
         name=name,
         currency=prices.currency,
-        amounts=amounts,
-        total=sum(amounts.values(), Decimal(0)),
+        exact=exact,
         gpu_hours={term: float(amount) for term, amount in hours.items()},
         waited_h=sum(one.seconds.get("waiting", 0.0) for one in used) / 3600,
-        on_demand=on_demand.quantize(_CENT, ROUND_HALF_EVEN) or None,
-        nominal=float(1 - paid / listed) if listed else None,
+        listed=listed,
+        useful_listed=useful_listed,
+        paid=paid,
         unpriced={kind: float(amount) for kind, amount in sorted(unpriced.items())},
         uncounted=sum(one.gpus is None and _held_s(one) > 0 for one in used),
         assumptions=tuple(_assumptions(used, prices)),
@@ -114,7 +136,7 @@ def to_the_cent(exact: Mapping[str, Decimal]) -> dict[str, Decimal]:
     Each is off by less than a cent: the cents that rounding down leaves over go to the amounts
     that lost most by it (largest remainder).
     """
-    total = sum(exact.values(), Decimal(0)).quantize(_CENT, ROUND_HALF_EVEN)
+    total = _rounded(sum(exact.values(), Decimal(0)))
     amounts = {name: value.quantize(_CENT, ROUND_FLOOR) for name, value in exact.items()}
     spare = int((total - sum(amounts.values(), Decimal(0))) / _CENT)
     for name in sorted(exact, key=lambda name: amounts[name] - exact[name])[:spare]:
@@ -163,6 +185,10 @@ def savings(baseline_gpu_hours: float, spot_gpu_hours: float, prices: Prices) ->
         raise ValueError("a baseline without GPU hours saves nothing")
     rate = prices.main
     return 1 - spot_gpu_hours * rate.spot / (baseline_gpu_hours * rate.on_demand)
+
+
+def _rounded(value: Decimal) -> Decimal:
+    return value.quantize(_CENT, ROUND_HALF_EVEN)
 
 
 def _decimal(value: float) -> Decimal:

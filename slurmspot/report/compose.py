@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import median
 from typing import Any
 
-from slurmspot.cost.bill import Bill, bill, gpu_hours, savings
+from slurmspot.cost.bill import Bill, bill, gpu_hours
 from slurmspot.cost.prices import Prices, load_prices
 from slurmspot.cost.usage import usages
 from slurmspot.errors import UsageError
@@ -66,7 +66,7 @@ def build_document(
         interruptions=_interruption_table(facts.found),
         attempts=_attempt_table(runs),
         spreads=tuple(_spreads(facts.every)),
-        falls=falls(facts.whole),
+        falls=falls(facts.whole, facts.base_bill),
         costs=bill_table(facts.bills, "Run"),
         assumptions=facts.whole.assumptions,
         baseline=facts.baseline.label if facts.baseline else None,
@@ -83,7 +83,8 @@ class _Facts:
         equal: every run ended in the baseline's state; None while that cannot be said.
         done: the work of every spot run is finished.
         used: GPU hours of the spot runs; ``base`` those of the baseline; None if unknown.
-        bills: of each run; ``whole`` is that of all spot runs together.
+        bills: of each run; ``whole`` is that of all spot runs together, ``base_bill`` what the
+            baseline would have cost on spot.
     """
 
     found: tuple[tuple[RunReport, tuple[Interruption, ...]], ...]
@@ -95,6 +96,7 @@ class _Facts:
     prices: Prices
     bills: tuple[Bill, ...]
     whole: Bill
+    base_bill: Bill | None
 
     @classmethod
     def of(
@@ -114,6 +116,7 @@ class _Facts:
             prices=prices,
             bills=tuple(bill(used[id(run)], prices, name=run.label) for run in runs),
             whole=bill([one for run in spot for one in used[id(run)]], prices),
+            base_bill=bill(used[id(baseline)], _all_spot(prices)) if baseline else None,
         )
 
     @property
@@ -126,10 +129,16 @@ class _Facts:
 
     @property
     def saving(self) -> float | None:
-        """The effective saving, once the work is done."""
-        if not self.done or not self.base or self.used is None:
+        """The effective saving, once the work is done; without a baseline, on useful work."""
+        if not self.done or not self.whole.exact["useful"]:
             return None
-        return savings(self.base, self.used, self.prices)
+        if self.base_bill is None:
+            return self.whole.saving
+        return self.whole.saving_against(self.base_bill.listed)
+
+
+def _all_spot(prices: Prices) -> Prices:
+    return replace(prices, other=replace(prices.other, on_demand_partitions=()))
 
 
 def _ends_equal(baseline: RunReport | None, spot: Sequence[RunReport]) -> bool | None:

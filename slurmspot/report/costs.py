@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 
 from slurmspot.cost.bill import Bill
 from slurmspot.cost.usage import TERMS
@@ -27,7 +28,7 @@ def bill_table(found: Sequence[Bill], what: str) -> Table:
             one.name,
             *(f"{one.amounts[term]:,.2f}" for term in TERMS),
             f"{one.total:,.2f}",
-            "-" if one.on_demand is None else f"{one.on_demand:,.2f}",
+            f"{one.on_demand:,.2f}",
             percent(one.nominal),
             percent(one.saving),
         )
@@ -50,16 +51,29 @@ def unpriced(found: Sequence[Bill]) -> dict[str, float]:
     return hours
 
 
-def falls(one: Bill) -> tuple[Fall, ...]:
-    """From the nominal saving on the useful work, term by term, to the effective saving."""
-    if one.on_demand is None or one.nominal is None:
+def falls(whole: Bill, baseline: Bill | None = None) -> tuple[Fall, ...]:
+    """From the nominal saving, term by term, to the effective saving.
+
+    Args:
+        baseline: the bill, at the price of spot, of the run to compare with: then a term counts as
+            far as it is more than the baseline's. Without one, only the useful work counts as what
+            would have been paid for on demand.
+    """
+    reference = baseline.listed if baseline else whole.useful_listed
+    if not reference:
         return ()
-    left = float(1 - one.amounts["useful"] / one.on_demand)
-    found = [Fall(name="Nominal saving", before=0.0, after=left, amount="")]
-    for term in TERMS[1:]:
-        share = float(one.amounts[term] / one.on_demand)
-        amount = f"{one.amounts[term]:,.2f} {one.currency}"
-        found.append(Fall(name=TITLES[term], before=left, after=left - share, amount=amount))
-        left -= share
-    amount = f"{one.on_demand - one.total:,.2f} {one.currency}"
-    return (*found, Fall(name="Effective saving", before=0.0, after=left, amount=amount))
+    usual = dict.fromkeys(TERMS, Decimal(0)) | (
+        dict(baseline.exact) if baseline else {"useful": whole.exact["useful"]}
+    )
+    left = 1 - sum(usual.values()) / reference
+    found = [Fall(name="Nominal saving", before=0.0, after=float(left), amount="")]
+    for term in TERMS:
+        more = whole.exact[term] - usual[term]
+        if more or term != "useful":
+            after = left - more / reference
+            amount = f"{more:,.2f} {whole.currency}"
+            found.append(
+                Fall(name=TITLES[term], before=float(left), after=float(after), amount=amount)
+            )
+            left = after
+    return (*found, Fall(name="Effective saving", before=0.0, after=float(left), amount=""))

@@ -15,6 +15,11 @@ from slurmspot.report.table import duration
 
 WIDTH = 960.0
 _LEAST = 0.07  # per cent: a phase narrower than this is drawn this wide
+_ROUND = (
+    *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800),
+    *(3600, 7200, 21_600, 43_200, 86_400, 172_800, 604_800),
+)  # seconds
+
 ZOOMS = (1, 4, 16, 64)
 """How many times the timeline can be widened."""
 
@@ -243,7 +248,8 @@ def _spread(spread: Spread) -> SpreadPicture:
         f"median {duration(middle)}, nine in ten within {duration(ninth)}, "
         f"longest {duration(max(spread.seconds))}"
     )
-    powers = [0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000]
+    inside = [at_s for at_s in _ROUND if low <= math.log10(at_s) <= high]
+    shown = inside[:: -(-len(inside) // 8) or 1]
     return SpreadPicture(
         name=spread.name,
         summary=summary,
@@ -252,11 +258,7 @@ def _spread(spread: Spread) -> SpreadPicture:
         bottom=bottom,
         columns=columns,
         median=Sign(x=x(middle), y=top, kind="median", text=f"median {duration(middle)}"),
-        ticks=tuple(
-            _tick(x(power), bottom + 16, _clock(power), width)
-            for power in powers
-            if low <= math.log10(power) <= high
-        ),
+        ticks=tuple(_tick(x(at_s), bottom + 16, _clock(at_s), width) for at_s in shown),
     )
 
 

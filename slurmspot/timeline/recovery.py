@@ -8,7 +8,8 @@ ever negative, and what happened within one process is measured on its monotonic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
@@ -56,11 +57,11 @@ class Interruption:
 def interruptions(jobs: Sequence[Job], events: Iterable[Event] = ()) -> list[Interruption]:
     """Every attempt after which the run was not finished, in order of time for each job."""
     events = tuple(events)
-    injected = [event for event in events if event.attempt == INJECTOR and event.event == "inject"]
+    causes = _Causes(events)
     return [
-        _interruption(chain, index, injected)
+        one
         for chain in chains(jobs, events)
-        for index in range(_unfinished(chain))
+        for one in _of_chain(chain[: _unfinished(chain)], chain, causes)
     ]
 
 
@@ -84,29 +85,33 @@ def _is_final(life: Life) -> bool:
     return life.first("finished") is not None
 
 
-def _interruption(chain: Sequence[Life], index: int, injected: Sequence[Event]) -> Interruption:
-    life, past, future = chain[index], chain[: index + 1], chain[index + 1 :]
-    ran = [run for run in past if run.steps]
-    furthest = max((run.last_step or 0 for run in ran), default=0)
-    notice = life.notice
-    news = _first_news(future, furthest)
-    restored = next((run.restored for run in future if run.restored is not None), None)
-    lost, rpo_s = (None, None) if restored is None else _lost(past, restored)
-    return Interruption(
-        job_id=life.job_id,
-        attempt=life.rows[-1].index,
-        kind=_kind(life),
-        at_step=ran[-1].last_step if ran else None,
-        notice=notice is not None,
-        recovered=news is not None or any(_is_final(run) for run in future),
-        steps_lost=lost,
-        rpo_s=rpo_s,
-        rto_s=elapsed_s(_last_step(ran[-1]), news) if ran and news else None,
-        notice_to_durable_s=_durable_s(life, notice) if notice else None,
-        notice_to_exit_s=_exit_s(life, notice) if notice else None,
-        requeue_wait_s=_wait_s(future),
-        inject=_cause(life, future, injected),
-    )
+def _of_chain(
+    ended: Sequence[Life], chain: Sequence[Life], causes: _Causes
+) -> Iterator[Interruption]:
+    furthest, ran = 0, None
+    for index, life in enumerate(ended):
+        if life.steps:
+            ran = life
+            furthest = max(furthest, life.last_step or 0)
+        notice, future = life.notice, chain[index + 1 :]
+        news = _first_news(future, furthest)
+        restored = next((run.restored for run in future if run.restored is not None), None)
+        lost, rpo_s = (None, None) if restored is None else _lost(chain[: index + 1], restored)
+        yield Interruption(
+            job_id=life.job_id,
+            attempt=life.rows[-1].index,
+            kind=_kind(life),
+            at_step=ran.last_step if ran else None,
+            notice=notice is not None,
+            recovered=news is not None or any(_is_final(run) for run in future),
+            steps_lost=lost,
+            rpo_s=rpo_s,
+            rto_s=elapsed_s(_last_step(ran), news) if ran and news else None,
+            notice_to_durable_s=_durable_s(life, notice) if notice else None,
+            notice_to_exit_s=_exit_s(life, notice) if notice else None,
+            requeue_wait_s=_wait_s(future),
+            inject=causes.of(life, future),
+        )
 
 
 def _kind(life: Life) -> str:
@@ -147,6 +152,8 @@ def _lost(past: Sequence[Life], restored: int) -> tuple[int, float]:
         return 0, 0.0
     seconds, high = 0.0, reached
     for run in reversed(past):  # steps from before this life's own restore were run by earlier ones
+        if high <= restored:
+            break
         low = max(restored, run.restored or 0)
         if run.last_step is not None and low < min(high, run.last_step):
             seconds += _training_s(run, low, min(high, run.last_step))
@@ -195,13 +202,18 @@ def _wait_s(future: Sequence[Life]) -> float | None:
     return max(0.0, (future[0].start - row.submit).total_seconds())
 
 
-def _cause(life: Life, future: Sequence[Life], injected: Sequence[Event]) -> Event | None:
-    """The last injection within the life; a little after it, if no other has begun by then."""
-    ends = [life.gone + _INJECTION_SLACK] if life.gone else []
-    until = min([*ends, *(run.start for run in future[:1])], default=None)
-    causes = [
-        event
-        for event in injected
-        if life.start <= moment(event) and (until is None or moment(event) <= until)
-    ]
-    return max(causes, key=lambda event: event.t_ns, default=None)
+class _Causes:
+    """The injections of a run, to find the one behind an interruption."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        injected = (e for e in events if e.attempt == INJECTOR and e.event == "inject")
+        self._events = sorted(injected, key=lambda event: event.t_ns)
+        self._times = [moment(event) for event in self._events]
+
+    def of(self, life: Life, future: Sequence[Life]) -> Event | None:
+        """The last one within the life; a little after it, if no other has begun by then."""
+        ends = [life.gone + _INJECTION_SLACK] if life.gone else []
+        until = min([*ends, *(run.start for run in future[:1])], default=None)
+        last = len(self._times) if until is None else bisect_right(self._times, until)
+        found = last > 0 and self._times[last - 1] >= life.start
+        return self._events[last - 1] if found else None

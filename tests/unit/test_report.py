@@ -131,7 +131,7 @@ def test_no_interruption():
     assert figures(doc)["Final state"] == ("-", "not compared")
     assert "Nothing interrupted the work." in doc.lead
     assert "<p>None.</p>" in render_html(doc)
-    assert "no effective saving to show" in render_html(doc)
+    assert "There is no baseline" in render_html(doc)
 
 
 def test_still_going():
@@ -207,13 +207,14 @@ def test_every_phase_has_a_colour(demo):
 
 def test_the_way_from_the_nominal_to_the_effective_saving(demo):
     first, *losses, last = demo.falls
-    assert first.after == pytest.approx(0.7, abs=0.005)
+    assert first.after == pytest.approx(0.7)
+    assert f"{last.after:.1%}" == figures(demo)["Effective saving"][0]
     assert all(before.after == pytest.approx(after.before)
                for before, after in zip(demo.falls, losses, strict=False))  # fmt: skip
     assert last.after == pytest.approx(losses[-1].after)
     assert 0 < last.after < first.after
     picture = fall_picture(demo)
-    assert [bar.kind for bar in picture.bars] == ["end", *["loss"] * 5, "end"]
+    assert [bar.kind for bar in picture.bars] == ["end", *["loss"] * 6, "end"]
     assert "These prices are made up as an example" in " ".join(demo.assumptions)
     assert [row[0] for row in demo.costs.rows] == ["baseline", "spot"]
 
