@@ -225,7 +225,7 @@ def _spread(spread: Spread) -> SpreadPicture:
     low, high = math.log10(min(values)) - 0.1, math.log10(max(values)) + 0.1
 
     def x(seconds: float) -> float:
-        return round((width - 8) * (math.log10(max(least, seconds)) - low) / (high - low) + 4, 2)
+        return round((width - 8) * (math.log10(seconds) - low) / (high - low) + 4, 2)
 
     counts = [0] * bins
     for value in values:
@@ -257,7 +257,9 @@ def _spread(spread: Spread) -> SpreadPicture:
         height=bottom + 22,
         bottom=bottom,
         columns=columns,
-        median=Sign(x=x(middle), y=top, kind="median", text=f"median {duration(middle)}"),
+        median=Sign(
+            x=x(max(least, middle)), y=top, kind="median", text=f"median {duration(middle)}"
+        ),
         ticks=tuple(_tick(x(at_s), bottom + 16, _clock(at_s), width) for at_s in shown),
     )
 
