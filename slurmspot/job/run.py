@@ -99,6 +99,7 @@ class Run:
         )
         self._last_save_ns = clock.mono_ns()
         self._thinning = Thinning()
+        self._saved_step: int | None = None
         self._furthest = -1
         self._logged: dict[str, Any] = {}
 
@@ -315,11 +316,12 @@ class Run:
         agreed = self._agreement.exchange(wish)
         failure = self._checkpointer.failed()
         if failure is not None:
+            self._saved_step = None
             self._say(f"{failure}\n  the checkpoint before it stays good; training goes on")
         if agreed.leave:
             self._leave()
         elif agreed.save or (period_steps and self.step % period_steps == 0):
-            self._save("period")
+            self._save("period")  # once: check() may come by here many times in one step
 
     def _overdue(self) -> bool:
         """Whether the period has passed. Rank 0 decides for all: clocks differ."""
@@ -328,11 +330,14 @@ class Run:
         return self._clock.mono_ns() - self._last_save_ns >= self._env.period_s * _S
 
     def _save(self, trigger: str) -> None:
+        if self._saved_step == self.step:
+            return
         self._last_save_ns = self._clock.mono_ns()
         meta = {"attempt": self._env.attempt, "epoch": self._cursor.epoch}
         # A period in steps says which steps to save; one in seconds can pass one by.
         may_skip = trigger == "period" and not self._env.period_steps
-        self._checkpointer.save(self.step, trigger=trigger, meta=meta, may_skip=may_skip)
+        if self._checkpointer.save(self.step, trigger=trigger, meta=meta, may_skip=may_skip):
+            self._saved_step = self.step
 
     def _leave(self) -> None:
         self._events.write("agreed", step=self.step)

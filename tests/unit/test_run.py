@@ -264,6 +264,15 @@ def test_evaluation_can_be_left_too(tmp_path):
                 run.check()
 
 
+def test_checking_again_and_again_saves_a_step_once(tmp_path):
+    with Run.from_env(folder=tmp_path) as run:
+        for step, _ in run.steps(range(9)):
+            for _ in range(5 if step == 5 else 0):
+                run.check()
+    commits = [e.step for e in read_events(tmp_path / "events") if e.event == "commit"]
+    assert commits == [0, 4, 8, 9]
+
+
 SCRIPT = """
 import os, signal, sys, torch
 from torch.utils.data import DataLoader
