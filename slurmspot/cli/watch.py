@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -10,10 +14,12 @@ from slurmspot.cli import print_json
 from slurmspot.cluster.submit import job_ids
 from slurmspot.cluster.watch import Sighting, follow
 from slurmspot.errors import NotFoundError
-from slurmspot.events import last_step
+from slurmspot.events import read_events
+from slurmspot.report.standing import line, standing
 from slurmspot.runfolder import RunFolder
 
 _INTERVAL_S = 5.0
+_MOST_EFFORT = 0.05  # of the time may go into reading the event log, which grows with the run
 
 
 @click.command()
@@ -29,7 +35,8 @@ _INTERVAL_S = 5.0
 def command(run: Path, interval_s: float, as_json: bool) -> int:
     """Follow RUN to its end, and lift Slurm's requeue backoff whenever it comes back.
 
-    Exits with 0 when the run finished, else with 1.
+    On a terminal one line is kept up to date; elsewhere a line is written for each change. Exits
+    with 0 when the run finished, else with 1.
     """
     folder = RunFolder.open(run)
     ids = job_ids(folder)
@@ -41,20 +48,59 @@ def command(run: Path, interval_s: float, as_json: bool) -> int:
 def show_until_over(
     folder: RunFolder, job_id: str, *, interval_s: float | None, as_json: bool
 ) -> int:
-    """Print one line for each change of a job until it is over; 0 if the run is complete."""
-    shown = ""
+    """Show how a job goes until it is over; 0 if the run is complete."""
+    shown = _LiveLine(folder, job_id)
     for sighting in follow(job_id, interval_s=interval_s or _INTERVAL_S):
-        text = _describe(sighting)
-        if text != shown:
-            step = last_step(folder.events)
-            click.echo(f"job {job_id}: {text}" + (f", step {step}" if step else ""), err=True)
-            shown = text
+        shown.update(sighting)
+    shown.end()
     complete = folder.finished.exists()
     if as_json:
         print_json({"job_id": job_id, "run": str(folder.path), "complete": complete})
     else:
         click.echo(f"{folder.path} {'is complete' if complete else 'did not finish'}")
     return 0 if complete else 1
+
+
+class _LiveLine:
+    """Lines on stderr: one for each change of the job; on a terminal the last is kept fresh."""
+
+    def __init__(self, folder: RunFolder, job_id: str) -> None:
+        self._folder = folder
+        self._job_id = job_id
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown = ""
+        self._rest_until_s = 0.0
+        self._words = ""
+
+    def update(self, sighting: Sighting) -> None:
+        """Show a sighting of the job."""
+        text = _describe(sighting)
+        changed = text != self._shown
+        if self._live:
+            if changed and self._shown:
+                click.echo(err=True)
+            width = max(20, os.get_terminal_size(sys.stderr.fileno()).columns - 1)
+            whole = f"job {self._job_id}: {text} · {self._progress(anew=changed)}"
+            click.echo(f"\r\x1b[K{whole[:width]}", err=True, nl=False)
+        elif changed:
+            progress = self._progress(anew=True)
+            click.echo(
+                f"job {self._job_id}: {text}" + (f" · {progress}" * bool(progress)), err=True
+            )
+        self._shown = text
+
+    def end(self) -> None:
+        """Leave the last line."""
+        if self._live and self._shown:
+            click.echo(err=True)
+
+    def _progress(self, *, anew: bool) -> str:
+        began_s = time.monotonic()
+        if anew or began_s >= self._rest_until_s:
+            self._words = line(standing(read_events(self._folder.events), now=datetime.now(tz=UTC)))
+            took_s = time.monotonic() - began_s
+            self._rest_until_s = began_s + took_s / _MOST_EFFORT
+        return self._words
 
 
 def _describe(sighting: Sighting) -> str:

@@ -123,6 +123,11 @@ def test_status_of_a_run_outside_slurm(tmp_path):
         "last_step": 3,
         "last_durable_step": 3,
         "failed_saves": 0,
+        "phase": None,
+        "phase_s": None,
+        "steps_at_risk": 0,
+        "steps_lost": 0,
+        "interruptions": [],
     }
     text = call("status", str(tmp_path)).stdout
     assert "last durable step  3" in text

@@ -1,0 +1,86 @@
+"""Where a run stands, from its events; status and watch show it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import timedelta
+
+import pytest
+import simulated
+
+from slurmspot.cli import main
+from slurmspot.cli.watch import _LiveLine
+from slurmspot.cluster.scontrol import JobState
+from slurmspot.cluster.watch import Sighting
+from slurmspot.report.standing import line, standing
+from slurmspot.runfolder import RunFolder
+
+HITS = [("preempt", 50), ("kill", 110)]
+
+
+@pytest.fixture(scope="module")
+def events():
+    return simulated.run("spot", HITS, stop_at=150).events
+
+
+def write(folder, events):
+    for event in events:
+        path = folder.events / event.attempt / f"{event.rank}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        whole = {**asdict(event), **event.data}
+        with path.open("a") as log:
+            log.write(json.dumps({k: v for k, v in whole.items() if k != "data"}) + "\n")
+
+
+def test_a_run_that_goes_on(events):
+    last = max(event.t_ns for event in events) / 1e9 - simulated.T0.timestamp()
+    now = standing(events, now=simulated.T0 + timedelta(seconds=last + 7))
+    assert (now.attempts, now.notices, now.phase) == (3, 1, "train")
+    assert now.phase_s == pytest.approx(7 + 39 * 0.5)
+    assert (now.last_step, now.last_durable_step, now.steps_at_risk) == (150, 140, 10)
+    assert now.steps_lost == 10
+    assert [one.recovered for one in now.interruptions] == [True, True]
+    assert line(now) == (
+        "train for 26 s · step 150 · 10 not yet durable · 2 interruptions, 10 steps lost"
+    )
+
+
+def test_nothing_yet():
+    now = standing([], now=simulated.T0)
+    assert (now.attempts, now.phase, now.last_step, now.steps_at_risk) == (0, None, None, None)
+    assert line(now) == ""
+
+
+def test_status(events, tmp_path, capsys):
+    folder = RunFolder(tmp_path / "run").create()
+    write(folder, events)
+    with pytest.raises(SystemExit) as caught:
+        main(["status", str(folder.path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert caught.value.code == 0
+    first = ["schema_version", "run", "complete", "job_id", "state", "attempts", "notices"]
+    assert list(found)[: len(first)] == first
+    assert {"last_step", "last_durable_step", "failed_saves"} < found.keys()
+    assert (found["phase"], found["steps_lost"], found["steps_at_risk"]) == ("train", 10, 10)
+    assert [one["kind"] for one in found["interruptions"]] == ["preemption", "killed"]
+    with pytest.raises(SystemExit):
+        main(["status", str(folder.path)])
+    out = capsys.readouterr().out
+    assert "steps at risk      10" in out
+    assert "preemption" in out
+    assert "\x1b" not in out
+
+
+def test_watch_writes_a_line_for_each_change(events, tmp_path, capsys):
+    folder = RunFolder(tmp_path / "run").create()
+    write(folder, events)
+    shown = _LiveLine(folder, "17")
+    running = Sighting(job=JobState(job_id="17", state="RUNNING", nodes="n[0-1]", restarts=2))
+    for sighting in (running, running, Sighting(job=None)):
+        shown.update(sighting)
+    shown.end()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("job 17: running on n[0-1] after 2 restarts · train for")
+    assert lines[1].startswith("job 17: no longer known to Slurm")
