@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,37 @@ class State:
         for path in sorted(self.tensors.keys() - set(without)):
             summed.update(host.digest(path, self.tensors[path], known=known.get(path)))
         return summed.hexdigest()
+
+
+def differences(saved: State, live: State) -> list[str]:
+    """Where ``live`` is not what ``saved`` is: the path of each tensor or value, and how."""
+    found = []
+    for path in sorted(saved.tensors.keys() | live.tensors.keys()):
+        if path not in live.tensors:
+            found.append(f"{path} is gone")
+        elif path not in saved.tensors:
+            found.append(f"{path} was not saved")
+        elif host.digest(path, saved.tensors[path]) != host.digest(path, live.tensors[path]):
+            found.append(f"{path} differs")
+    return found + list(_unequal(saved.skeleton, live.skeleton, ""))
+
+
+def _unequal(saved: Any, live: Any, path: str) -> Iterator[str]:
+    """Where two values in tagged JSON differ."""
+    match saved, live:
+        case (dict(), dict()) if saved.keys() == live.keys():
+            for key in saved:
+                yield from _unequal(saved[key], live[key], tagged.join(path, key))
+        case (list(), list()) if len(saved) == len(live):
+            for i, (one, other) in enumerate(zip(saved, live, strict=True)):
+                yield from _unequal(one, other, tagged.join(path, i))
+        case _ if saved != live:
+            yield f"value {path} is {_short(live)}, was {_short(saved)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def take(name: str, state: Any) -> State:

@@ -304,10 +304,11 @@ def test_an_object_of_another_kind_under_the_same_name(tmp_path):
 def test_an_object_that_does_not_come_back_equal_is_found_by_its_fingerprint(tmp_path):
     class Forgetful(Holder):
         def load_state_dict(self, state):
-            self.state = {**state, "t": state["t"] + 1}
+            self.state = {**state, "t": state["t"] + 1, "rate": 1}
 
-    save(Checkpointer(tmp_path, {"thing": Holder(t=torch.ones(2))}), 1)
-    with pytest.raises(MismatchedCheckpointError, match="thing/t differs"):
+    first = Holder(t=torch.ones(2), rate=0.5)
+    save(Checkpointer(tmp_path, {"thing": first}), 1)
+    with pytest.raises(MismatchedCheckpointError, match=r"thing/t differs; value .*rate is 1, was"):
         Checkpointer(tmp_path, {"thing": Forgetful()}).restore()
 
 

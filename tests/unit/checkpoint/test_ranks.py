@@ -58,6 +58,16 @@ def test_fsdp_state_reshards_with_its_optimizer(pool, tmp_path, saving):
     assert pool.run(size, scenario.restore, tmp_path, kind)[0][:2] == saved[0][:2]
 
 
+@pytest.mark.parametrize("saving", [1, 2, 3])
+def test_any_kind_of_model_loads_into_any_other(pool, tmp_path, saving):
+    for kind in ("plain", "ddp", "fsdp") if saving == 1 else ("ddp", "fsdp"):
+        folder = tmp_path / kind
+        saved = pool.run(saving, scenario.save, folder, kind)
+        for size, other in ((1, "plain"), (2, "ddp"), (2, "fsdp"), (3, "ddp"), (3, "fsdp")):
+            for digest, weights, _, _ in pool.run(size, scenario.restore, folder, other):
+                assert (digest, weights) == saved[0][:2]
+
+
 @pytest.mark.parametrize(("saving", "loading"), [(2, 3), (3, 2), (3, 1)])
 def test_a_sharded_tensor_of_any_object_reshards(pool, tmp_path, saving, loading):
     whole = pool.run(saving, scenario.sharded_object, tmp_path, True)[0][0]
