@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from slurmspot.report.costs import bill_table, unpriced
 from slurmspot.report.history import History
 from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Attempt
+from slurmspot.timeline.ranks import by_node, by_rank
 from slurmspot.timeline.records import COMMAND
 from slurmspot.timeline.recovery import interruptions
 
@@ -47,6 +48,9 @@ _JOB_ID = re.compile(r"\d+(?:_(?:\d+|\[.*\])|\+\d+)?")
     metavar="DAYS", help="How far to look back for a JOBID; ids are used again.",
 )  # fmt: skip
 @click.option("--cost", is_flag=True, help="Show what it cost, term by term, and what was assumed.")
+@click.option(
+    "--ranks", is_flag=True, help="Show what each rank and each node did, from the event log."
+)
 @click.option(
     "--by", type=click.Choice(["job", "user", "partition"]), default="job", show_default=True,
     help="What to tell costs apart by.",
@@ -75,6 +79,7 @@ def command(
     tz: str | None,
     since_days: float,
     cost: bool,
+    ranks: bool,
     by: str,
     prices: Path | None,
     kind: str,
@@ -99,10 +104,12 @@ def command(
         whole = bill(used, price_list)
     if as_json or kind == "json":
         costs = {} if whole is None else {"costs": [bill_json(one) for one in billed]}
-        print_json({**found.timeline.as_json(), **costs})
+        print_json({**found.timeline.as_json(), **_log_json(found), **costs})
     else:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         click.echo(text(found, bold=bold))
+        if ranks:
+            click.echo("\n" + ranks_text(found, bold=bold))
         if whole is not None:
             click.echo("\n" + cost_text(billed, whole, by, bold=bold))
         _tell_what_is_odd(found)
@@ -166,6 +173,38 @@ def export(found: History, kind: str, what: str, output: Path | None) -> None:
         ) from None
     except OSError as error:
         raise UsageError(f"{output} cannot be written", why=error.strerror) from None
+
+
+def ranks_text(found: History, *, bold: bool) -> str:
+    """What each rank did, then each node, then how far their clocks are apart."""
+    numbers = ["RANK", "IMPORTS", "RESTORE", "STALLS", "WRITING", "WROTE", "LAST STEP", "EXIT"]
+    header = ["ATTEMPT", "RANK", "NODE", "STARTED", *numbers[1:]]
+    parts = by_rank(found.events)
+    rows = [
+        [
+            part.attempt,
+            part.rank or "all",
+            part.host,
+            f"{part.started:%H:%M:%S.%f}"[:-3],
+            *map(table.duration, (part.imports_s, part.restore_s, part.stall_s, part.persist_s)),
+            f"{part.written_bytes / 1e6:,.1f} MB",
+            "-" if part.last_step is None else f"{part.last_step:,}",
+            "killed" if part.exit_code is None else str(part.exit_code),
+        ]
+        for part in (*parts, *by_node(parts))
+    ]
+    clocks = [f"{one}" for one in found.clocks]
+    return "\n".join([table.render(header, rows, right=numbers, bold=bold), *clocks])
+
+
+def _log_json(found: History) -> dict[str, Any]:
+    """What only the event log tells: by rank, and of the clocks."""
+    if not found.events:
+        return {}
+    ranks = [
+        {**asdict(part), "started": part.started.isoformat()} for part in by_rank(found.events)
+    ]
+    return {"ranks": ranks, "clocks": [asdict(one) for one in found.clocks]}
 
 
 def cost_text(billed: Sequence[Bill], whole: Bill, by: str, *, bold: bool) -> str:

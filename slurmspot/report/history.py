@@ -15,6 +15,7 @@ from slurmspot.errors import NotFoundError, UsageError
 from slurmspot.events import Event, read_events
 from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Job, Timeline, read_timeline
+from slurmspot.timeline.clocks import ClockDifference, differences, in_step
 from slurmspot.timeline.lives import by_attempt, complete, moment, sensible, witnessed
 from slurmspot.timeline.phases import divided
 from slurmspot.timeline.records import FIELDS
@@ -24,10 +25,15 @@ _MARGIN = timedelta(days=1)  # a job may have waited before the first thing know
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Jobs with their attempts and phases, and the events that these were divided by."""
+    """Jobs with their attempts and phases, and the events that these were divided by.
+
+    Attributes:
+        clocks: how far the clocks of nodes are apart; the events are moved accordingly.
+    """
 
     timeline: Timeline
     events: tuple[Event, ...] = ()
+    clocks: tuple[ClockDifference, ...] = ()
 
 
 def of_run(
@@ -50,7 +56,9 @@ def of_run(
         NotFoundError, UsageError: the text cannot be used, or knows none of the run's jobs.
         SlurmError: the cluster cannot be asked.
     """
-    events = tuple(sensible(read_events(folder.events)))
+    logged = sensible(read_events(folder.events))
+    clocks = tuple(differences(logged))
+    events = tuple(in_step(logged, clocks))
     submitted = {**dict(_in_events(events)), **dict(_submitted(folder))}
     timeline = Timeline(jobs=())
     if submitted:
@@ -76,7 +84,12 @@ def of_run(
         timeline = replace(timeline, jobs=tuple(completed), notes=(*timeline.notes, *notes))
     known = {attempt.job_id for attempt in timeline.jobs}
     jobs = (*timeline.jobs, *witnessed(events, known=known))
-    return History(timeline=replace(timeline, jobs=divided(jobs, events)), events=events)
+    apart = tuple(f"{one}; its events are shown moved by that" for one in clocks if one.certain)
+    return History(
+        timeline=replace(timeline, jobs=divided(jobs, events), notes=(*timeline.notes, *apart)),
+        events=events,
+        clocks=clocks,
+    )
 
 
 def of_job(job_id: str, *, since: datetime, runner: Runner = command.run) -> History:
