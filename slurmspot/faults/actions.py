@@ -17,6 +17,7 @@ from slurmspot.faults.fault import CLOUDS, Fault
 from slurmspot.faults.machines import CanWarn, Machines, signal_process
 from slurmspot.faults.metadata import MetadataService
 from slurmspot.faults.victim import Process, Victim
+from slurmspot.hostlist import expand
 
 REASON = "slurmspot inject"
 
@@ -72,10 +73,19 @@ class Stage:
             return all(word in self.backend.node_state(node) for node in self.nodes)
         return self.taken()
 
+    def occupied(self) -> list[str]:
+        """Those of the nodes on which the job runs now, by what Slurm knows."""
+        job = self.victim.job()
+        return [n for n in self.nodes if job.state == "RUNNING" and n in expand(job.nodes)]
+
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
+        self.sleep_until(lambda: False, seconds)
+
+    def sleep_until(self, true: Callable[[], bool], deadline_s: float) -> None:
+        """Let time pass until it becomes true."""
         if not self.dry:
-            self.victim.sleep(seconds)
+            self.victim.poll(true, deadline_s)
 
     @contextmanager
     def notices(self) -> Iterator[Callable[[str], None]]:
@@ -238,11 +248,12 @@ def check(fault: Fault, machines: Machines | None, settings: Mapping[str, Any]) 
 
 
 def _end_machines(stage: Stage) -> None:
-    """End the machines; after ``detect_s``, unless the job has noticed by itself, tell Slurm.
+    """End the machines; where the job still runs on one after ``detect_s``, tell Slurm.
 
-    Slurm hears of one node, which is enough to end the whole attempt, and finds out about the
-    others when they come back. Told of all at once, 22.05 starts the job again before it has
-    cleaned up: it gets no step ("Invalid generic resource"), and GPUs stay taken for ever.
+    One node set down is enough to end the whole attempt, and Slurm finds out about the others when
+    they come back. More would do harm on 22.05: when the last node on which a requeued job is
+    completing is set down, the job starts again before it has been cleaned up, gets no step
+    ("Invalid generic resource"), and its GPUs stay taken until slurmctld is restarted.
     """
     machines = stage.machines
     assert machines is not None  # noqa: S101 - see check()
@@ -250,9 +261,10 @@ def _end_machines(stage: Stage) -> None:
         stage.promise("node", node)
         machines.vanish(node)
     stage.let_go()
-    if stage.fault.profile != "node-down":
-        stage.victim.poll(stage.taken, stage.fault.detect_s)
-    stage.backend.set_nodes(stage.nodes[:1], "DOWN", reason=REASON)
+    detect_s = 0.0 if stage.fault.profile == "node-down" else stage.fault.detect_s
+    stage.sleep_until(lambda: not stage.occupied(), detect_s)
+    for node in stage.occupied()[:1]:
+        stage.backend.set_nodes([node], "DOWN", reason=REASON)
 
 
 def _signal(stage: Stage, number: signal.Signals) -> None:

@@ -68,7 +68,7 @@ def aimed(victim: Victim, backend: Backend, aim: Aim, *, deadline_s: float) -> I
     moment = Moment(victim, victim.job(), aim.in_phase, since_ns)
     try:
         if aim.after_s:
-            victim.sleep(aim.after_s)
+            victim.poll(lambda: False, aim.after_s)
         if held_in in {None, "drain"}:
             _wait_for_progress(victim, aim, deadline_s)
         if held_in is not None:

@@ -176,10 +176,6 @@ class Victim:
             self._wait(min(_POLL_S, max(0.0, end - time.monotonic())))
         return True
 
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.poll(lambda: False, seconds)
-
     def expect(
         self, true: Callable[[], bool], deadline_s: float, what: str, *, though_finished: bool
     ) -> None:

@@ -71,7 +71,7 @@ class Drill:
         steps: steps of the whole run.
         step_s: least seconds a step takes, so that there is time to be hit in.
         metadata_port: where the run asks for clouds' notices.
-        more: further arguments of the workload.
+        command: the workload; takes ``--steps`` and ``--step-s``.
     """
 
     steps: int
@@ -80,15 +80,14 @@ class Drill:
     period_steps: int = 5
     hang_s: float = 6.0
     metadata_port: int
-    workload: Path = _GPT
-    more: tuple[str, ...] = ()
+    command: tuple[str, ...] = (sys.executable, str(_GPT), *_TINY)
 
     def spec(self, name: str, partition: str) -> Spec:
         """The run, to be launched into ``partition``."""
-        argv = (sys.executable, str(self.workload), *_TINY, "--steps", str(self.steps), *self.more)
         spot = partition == "spot"
+        length = ("--steps", str(self.steps), "--step-s", str(self.step_s if spot else 0))
         return Spec(
-            command=(*argv, "--step-s", str(self.step_s if spot else 0)),
+            command=(*self.command, *length),
             name=name,
             partition=partition,
             nodes=str(self.nodes),
