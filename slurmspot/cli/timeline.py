@@ -45,8 +45,10 @@ _JOB_ID = re.compile(r"\d+(?:_(?:\d+|\[.*\])|\+\d+)?")
 @click.option("--tz", metavar="ZONE", help="Time zone of that text; default: this machine's.")
 @click.option(
     "--since", "since_days", type=click.FloatRange(min=0), default=30, show_default=True,
-    metavar="DAYS", help="How far to look back for a JOBID; ids are used again.",
+    metavar="DAYS", help="How far to look back on the cluster; job ids are used again.",
 )  # fmt: skip
+@click.option("--user", metavar="NAME", help="All jobs of this user on the cluster.")
+@click.option("--partition", metavar="NAME", help="All jobs in this partition of the cluster.")
 @click.option("--cost", is_flag=True, help="Show what it cost, term by term, and what was assumed.")
 @click.option(
     "--ranks", is_flag=True, help="Show what each rank and each node did, from the event log."
@@ -78,6 +80,8 @@ def command(
     sacct_file: Path | None,
     tz: str | None,
     since_days: float,
+    user: str | None,
+    partition: str | None,
     cost: bool,
     ranks: bool,
     by: str,
@@ -93,7 +97,17 @@ def command(
     in the file is shown.
     """
     price_list = load_prices(prices) if cost else None
-    found = read(target, sacct_file=sacct_file, tz=tz, since_days=since_days)
+    if (user or partition) and (target or sacct_file):
+        raise UsageError(
+            "--user and --partition ask the cluster for all their jobs",
+            fix="leave out the run, the job id and --sacct",
+        )
+    if user or partition:
+        now = datetime.now().astimezone()
+        since = now - timedelta(days=since_days)
+        found = history.of_account(user=user, partition=partition, since=since, until=now)
+    else:
+        found = read(target, sacct_file=sacct_file, tz=tz, since_days=since_days)
     if kind in {"csv", "parquet"}:
         export(found, kind, what, output)
         return 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
 
 from slurmspot.cluster.command import Output, Runner
 from slurmspot.errors import NotFoundError, SlurmError, SlurmUnreachableError
+
+_PAGE = timedelta(days=7)
+_PAUSE_S = 0.5
 
 _OFF = ("accounting storage is disabled", "accounting_storage/none", "not running a DBD")
 _NO_DATABASE = (
@@ -31,18 +35,7 @@ def query(runner: Runner, job_ids: Sequence[str], *, fields: Sequence[str], sinc
         SlurmUnreachableError: there is no sacct, or its database does not answer.
         SlurmError: accounting is switched off, or sacct refused.
     """
-    known = {name.lower() for name in _sacct(runner, ["--helpformat"]).split()}
-    text = _sacct(
-        runner,
-        [
-            "--allusers",
-            "--duplicates",  # without it, all attempts but the last are left out
-            "--parsable2",
-            f"--starttime={since.astimezone():%Y-%m-%dT%H:%M:%S}",
-            f"--format={','.join(name for name in fields if name.lower() in known)}",
-            f"--jobs={','.join(job_ids)}",
-        ],
-    )
+    text = _sacct(runner, [*_rows(runner, fields), _since(since), f"--jobs={','.join(job_ids)}"])
     if text.count("\n") < 2:
         raise NotFoundError(
             f"accounting knows no job {', '.join(job_ids)} since {since:%Y-%m-%d %H:%M}",
@@ -50,6 +43,58 @@ def query(runner: Runner, job_ids: Sequence[str], *, fields: Sequence[str], sinc
             fix="give an earlier time (--since), or see which jobs there are with `sacct -a`",
         )
     return text
+
+
+def pages(
+    runner: Runner,
+    *,
+    user: str | None,
+    partition: str | None,
+    fields: Sequence[str],
+    since: datetime,
+    until: datetime,
+    wait: Callable[[float], object] = time.sleep,
+) -> Iterator[str]:
+    """Rows of everything that ran between two times, a text with a header for each few days.
+
+    One question for months of a busy cluster holds its database up, and may be cut off; between
+    two questions it is left alone for a while. A job that ran in two pages stands in both.
+
+    Args:
+        user: only theirs; ``partition`` only what ran there.
+
+    Raises:
+        SlurmUnreachableError, SlurmError: as :func:`query`.
+    """
+    options = _rows(runner, fields)
+    options += [f"--user={user}"] if user else []
+    options += [f"--partition={partition}"] if partition else []
+    start = since
+    while start < until:
+        end = min(until, start + _PAGE)
+        yield _sacct(runner, [*options, _since(start), f"--endtime={_local(end)}"])
+        start = end
+        if start < until:
+            wait(_PAUSE_S)
+
+
+def _rows(runner: Runner, fields: Sequence[str]) -> list[str]:
+    """Options for all attempts and steps, in those of ``fields`` that this sacct knows."""
+    known = {name.lower() for name in _sacct(runner, ["--helpformat"]).split()}
+    return [
+        "--allusers",
+        "--duplicates",  # without it, all attempts but the last are left out
+        "--parsable2",
+        f"--format={','.join(name for name in fields if name.lower() in known)}",
+    ]
+
+
+def _since(time: datetime) -> str:
+    return f"--starttime={_local(time)}"
+
+
+def _local(time: datetime) -> str:
+    return f"{time.astimezone():%Y-%m-%dT%H:%M:%S}"
 
 
 def _sacct(runner: Runner, options: Sequence[str]) -> str:

@@ -103,6 +103,33 @@ def of_job(job_id: str, *, since: datetime, runner: Runner = command.run) -> His
     return History(timeline=read_timeline(text))
 
 
+def of_account(
+    *,
+    user: str | None,
+    partition: str | None,
+    since: datetime,
+    until: datetime,
+    runner: Runner = command.run,
+) -> History:
+    """The history of every job of a user, in a partition, or of both, asked page by page.
+
+    Raises:
+        NotFoundError: accounting knows no such job since then.
+        SlurmError: the cluster cannot be asked.
+    """
+    found = sacct.pages(
+        runner, user=user, partition=partition, fields=FIELDS, since=since, until=until
+    )
+    timeline = read_timeline("".join(found))
+    if not timeline.jobs:
+        raise NotFoundError(
+            f"accounting knows no job of {user or 'anyone'} in {partition or 'any partition'} "
+            f"since {since:%Y-%m-%d}",
+            fix="give an earlier time (--since), or see `sacctmgr show user`",
+        )
+    return History(timeline=timeline)
+
+
 def of_file(path: Path, *, job_id: str | None = None, tz: tzinfo | None = None) -> History:
     """The history of all jobs in a saved text of sacct, or of one of them.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from slurmspot.cluster import sacct
 from slurmspot.cluster.command import Output
 from slurmspot.errors import NotFoundError, SlurmError, SlurmUnreachableError
+from slurmspot.report import history
+from slurmspot.timeline.attempts import read_timeline
 
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 FIELDS = ["JobID", "State", "Restarts", "Submit"]
@@ -81,3 +83,35 @@ def test_an_error_with_exit_code_zero_is_an_error():
     runner = Answers("", stderr="sacct: error: Problem talking to the database")
     with pytest.raises(SlurmUnreachableError):
         ask(runner)
+
+
+def test_an_account_is_asked_for_page_by_page_with_pauses():
+    runner, pauses = Answers(), []
+    until = SINCE + timedelta(days=16)
+    found = sacct.pages(
+        runner, user="ann", partition="spot", fields=FIELDS, since=SINCE, until=until,
+        wait=pauses.append,
+    )  # fmt: skip
+    assert list(found) == [TEXT] * 3
+    assert len(pauses) == 2
+    times = []
+    for query in runner.asked[1:]:
+        assert {"--user=ann", "--partition=spot", "--duplicates"} < set(query)
+        times += [
+            datetime.fromisoformat(word.partition("=")[2]).astimezone()
+            for word in query
+            if word.startswith(("--starttime", "--endtime"))
+        ]
+    assert (times[0], times[-1]) == (SINCE, until)
+    assert times[1:-1:2] == times[2::2]
+
+
+def test_a_job_on_two_pages_is_one_job():
+    page = "JobID|State|Submit|Start|End\n5|COMPLETED|" + "|".join(["2026-01-01T00:00:00"] * 3)
+    runner = Answers(f"{page}\n")
+    asked = {"user": None, "partition": "a", "since": SINCE, "until": SINCE + timedelta(days=10)}
+    found = read_timeline("".join(sacct.pages(runner, **asked, fields=FIELDS, wait=id)))
+    assert [len(job.attempts) for job in found.jobs] == [1]
+    empty = Answers("JobID|State|Submit|Start|End\n")
+    with pytest.raises(NotFoundError, match="no job of anyone in a"):
+        history.of_account(**{**asked, "until": SINCE + timedelta(days=1)}, runner=empty)
