@@ -123,12 +123,16 @@ class Columns:
         ends = self._meaning("end", texts, everyone, odd)
         heads, targets = self._sorted(texts, odd)
         fields = {name: self._meaning(name, texts, heads, odd) for name in texts if name in _ALL}
-        odd.update(at for at, submit in zip(heads, fields["submit"], strict=True) if not submit)
-        odd.update(
-            at
-            for at, (target, start) in enumerate(zip(targets, starts, strict=True))
-            if target is not None and start is None
-        )
+        if not all(fields["submit"]):
+            submits = zip(heads, fields["submit"], strict=True)
+            odd.update(at for at, submit in submits if submit is None)
+        if not all(starts):
+            begun = zip(targets, starts, strict=True)
+            odd.update(
+                at
+                for at, (target, start) in enumerate(begun)
+                if target is not None and start is None
+            )
         if odd:
             return odd
         for target, step in zip(targets, zip(starts, ends, lines, strict=True), strict=True):
@@ -208,6 +212,14 @@ class _Field:
 
     def read(self, texts: Sequence[str]) -> list[Any]:
         """The meaning of each text."""
+        known = self._known.__getitem__
+        try:
+            return list(map(known, texts))
+        except KeyError:  # some are met for the first time
+            self._learn(texts)
+        return list(map(known, texts))
+
+    def _learn(self, texts: Sequence[str]) -> None:
         if len(self._known) > _MOST_KEPT:
             self._known.clear()
         fresh = set(texts).difference(self._known)
@@ -217,7 +229,6 @@ class _Field:
             self._known[text] = meaning
             if meaning is _ODD:
                 self.odd.add(text)
-        return list(map(self._known.__getitem__, texts))
 
     def _understood(self, text: str) -> Any:
         if self._like is not None and not self._like.fullmatch(text):
