@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from slurmspot.cluster import scontrol
 from slurmspot.cluster.command import Runner, checked, run
-from slurmspot.errors import UsageError
+from slurmspot.errors import SlurmspotError, UsageError
 from slurmspot.sandbox import Sandbox, processes
 
 
@@ -30,7 +30,7 @@ class CanWarn(Protocol):
     """Machines whose processes can be warned, as Kubernetes warns those of a pod."""
 
     def warn(self, node: str) -> object:
-        """SIGTERM to every process on it."""
+        """SIGTERM to every process of jobs on it."""
 
 
 class SandboxMachines:
@@ -40,18 +40,29 @@ class SandboxMachines:
         self._sandbox = sandbox
 
     def warn(self, node: str) -> None:
-        """See :class:`CanWarn`."""
-        for pid in processes.pids(self._sandbox.layout, node):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        """See :class:`CanWarn`. Slurm's own daemons live on through the grace."""
+        found = processes.table()
+        owner = processes.owners(found, self._sandbox.layout)
+        for process in found:
+            if owner.get(process.pid) == node and not process.program.startswith("slurm"):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGTERM)
 
     def vanish(self, node: str) -> None:
         """See :class:`Machines`."""
         self._sandbox.vanish(node)
 
     def revive(self, node: str) -> None:
-        """See :class:`Machines`."""
-        self._sandbox.revive(node)
+        """See :class:`Machines`.
+
+        A ping that fails while slurmd starts leaves the node marked as silent until the next one,
+        up to 100 s later; set down and resumed once more, it is asked at once.
+        """
+        try:
+            self._sandbox.revive(node, deadline_s=8.0)
+        except SlurmspotError:
+            scontrol.set_node_state(node, "DOWN", reason="silent", runner=self._sandbox.run)
+            self._sandbox.revive(node)
 
 
 class Command:
