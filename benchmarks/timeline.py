@@ -125,7 +125,11 @@ def by_slurmspot(path: Path) -> Callable[[], object]:
     """Jobs, attempts and when their processes were gone."""
     from slurmspot.timeline.attempts import read_timeline
 
-    return lambda: read_timeline(path.read_bytes(), tz=UTC)
+    def read() -> object:
+        with path.open("rb") as file:
+            return read_timeline(file, tz=UTC)
+
+    return read
 
 
 def by_read_csv(path: Path) -> Callable[[], object]:

@@ -62,17 +62,13 @@ def of_run(
     submitted = {**dict(_in_events(events)), **dict(_submitted(folder))}
     timeline = Timeline(jobs=())
     if submitted:
-        text = (
-            read_file(sacct_file)
-            if sacct_file
-            else sacct.query(
-                runner,
-                list(submitted),
-                fields=FIELDS,
-                since=min(submitted.values()) - _MARGIN,
+        if sacct_file is not None:
+            timeline = read_file(sacct_file, tz=tz)
+        else:
+            since = min(submitted.values()) - _MARGIN
+            timeline = read_timeline(
+                sacct.query(runner, list(submitted), fields=FIELDS, since=since)
             )
-        )
-        timeline = read_timeline(text, tz=tz)
         jobs = tuple(_own(timeline.jobs, submitted))
         if not jobs:
             raise NotFoundError(
@@ -137,7 +133,7 @@ def of_file(path: Path, *, job_id: str | None = None, tz: tzinfo | None = None) 
         NotFoundError: there is no such file, or no such job in it.
         UsageError: the file is not what sacct prints.
     """
-    timeline = read_timeline(read_file(path), tz=tz)
+    timeline = read_file(path, tz=tz)
     if job_id is not None:
         jobs = tuple(job for job in timeline.jobs if job_id in {job.job_id, base_id(job.job_id)})
         if not jobs:
@@ -158,14 +154,15 @@ def base_id(job_id: str) -> str:
     return match.group() if match else job_id
 
 
-def read_file(path: Path) -> bytes:
-    """A saved export of sacct.
+def read_file(path: Path, *, tz: tzinfo | None = None) -> Timeline:
+    """The timeline of a saved export of sacct.
 
     Raises:
-        NotFoundError, UsageError: there is no such file, or it cannot be read.
+        NotFoundError, UsageError: there is no such file, or it is not what sacct saves.
     """
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return read_timeline(file, tz=tz)
     except FileNotFoundError:
         raise NotFoundError(f"there is no file {path}") from None
     except OSError as error:

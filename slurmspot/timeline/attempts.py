@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
+from io import BytesIO
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from slurmspot.timeline.exports import read_rows
+from slurmspot.timeline.lines import Source
 from slurmspot.timeline.rows import RejectedRow, Row, Rows, Step, id_of
 
 KINDS = {
@@ -162,18 +164,21 @@ class Timeline:
         }
 
 
-def read_timeline(export: str | bytes, *, tz: tzinfo | None = None) -> Timeline:
+def read_timeline(export: str | bytes | Source, *, tz: tzinfo | None = None) -> Timeline:
     """Jobs and attempts of what ``sacct --duplicates`` printed, as text or JSON, packed or not.
 
     Args:
+        export: the whole of it; or open for reading, which needs less memory.
         tz: the cluster's time zone, for times without one; None means this machine's.
 
     Raises:
         NotFoundError, UsageError: as :func:`slurmspot.timeline.exports.read_rows`.
     """
     with _collector_paused():
-        data = export.encode(errors="replace") if isinstance(export, str) else export
-        return _timeline(read_rows(data, tz=tz))
+        if isinstance(export, str):
+            export = export.encode(errors="replace")
+        source = BytesIO(export) if isinstance(export, bytes) else export
+        return _timeline(read_rows(source, tz=tz))
 
 
 @contextmanager

@@ -202,7 +202,7 @@ class _Field:
         self,
         read: Callable[[str], Any],
         like: re.Pattern[str] | None = None,
-        many: Callable[[Sequence[str]], Mapping[str, Any]] = lambda _: {},
+        many: Callable[[Iterable[str]], Iterable[tuple[str, Any]]] = lambda _: (),
     ) -> None:
         self._read = read
         self._like = like
@@ -223,7 +223,10 @@ class _Field:
         if len(self._known) > _MOST_KEPT:
             self._known.clear()
         fresh = set(texts).difference(self._known)
-        self._known.update(self._many(list(fresh)))
+        before = len(self._known)
+        self._known.update(self._many(fresh))
+        if len(self._known) - before == len(fresh):
+            return
         for text in fresh.difference(self._known):
             meaning = self._understood(text)
             self._known[text] = meaning

@@ -28,7 +28,7 @@ def read_json(data: bytes) -> Rows:
         UsageError: it is not JSON, or not of sacct.
     """
     try:
-        found = json.loads(data)
+        found = json.loads(data.decode("utf-8-sig", errors="replace"))
     except (ValueError, RecursionError) as error:
         raise _not_sacct(f"it is not JSON: {error}") from None
     jobs = found.get("jobs") if isinstance(found, dict) else None

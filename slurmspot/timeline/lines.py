@@ -5,20 +5,33 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Protocol
 
 _BLOCK_BYTES = 1 << 17
 
 
-class Lines:
-    """Lines by their index, from 0. Bytes that are not UTF-8 are replaced."""
+class Source(Protocol):
+    """Bytes that can be read again: a file, packed or not."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def read(self, size: int = -1, /) -> bytes: ...
+    def readline(self) -> bytes: ...
+    def seek(self, offset: int, /) -> int: ...
+
+
+class Lines:
+    """Lines by their index, from 0. Bytes that are not UTF-8 are replaced.
+
+    Args:
+        source: open for reading from its beginning; is moved about in.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._windows = source.readline().endswith(b"\r\n")
         self._offsets = [0]  # of each block, in bytes; it begins where a line does
         self._firsts: list[int] = []  # index of each block's first line
         self._length = 0
-        self._windows = data[: data.find(b"\n") + 1].endswith(b"\r\n")
-        self._lines = lru_cache(maxsize=4)(lambda block: self._text(block).split("\n"))
+        self._lines = lru_cache(maxsize=4)(self._lines_of)
 
     def __len__(self) -> int:
         """How many lines the blocks read so far hold; all of them once :meth:`blocks` is done."""
@@ -31,16 +44,23 @@ class Lines:
 
     def blocks(self) -> Iterator[tuple[int, str]]:
         """Every block once: the index of its first line, and its text without the last newline."""
-        while self._offsets[-1] < len(self._data):
-            newline = self._data.find(b"\n", self._offsets[-1] + _BLOCK_BYTES)
-            self._offsets.append(len(self._data) if newline < 0 else newline + 1)
-            text = self._text(len(self._offsets) - 2)
+        while raw := self._read(self._offsets[-1], _BLOCK_BYTES):
+            raw += self._source.readline()
+            self._offsets.append(self._offsets[-1] + len(raw))
+            text = self._text(raw)
             self._firsts.append(self._length)
             self._length += text.count("\n") + 1
             yield self._firsts[-1], text
 
-    def _text(self, block: int) -> str:
-        raw = self._data[self._offsets[block] : self._offsets[block + 1]]
+    def _lines_of(self, block: int) -> list[str]:
+        start, end = self._offsets[block : block + 2]
+        return self._text(self._read(start, end - start)).split("\n")
+
+    def _read(self, start: int, size: int) -> bytes:
+        self._source.seek(start)
+        return self._source.read(size)
+
+    def _text(self, raw: bytes) -> str:
         text = raw.decode(errors="replace")
         if self._windows:
             text = text.replace("\r\n", "\n").removesuffix("\r")

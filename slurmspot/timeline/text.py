@@ -8,7 +8,7 @@ from datetime import tzinfo
 from slurmspot import hostlist
 from slurmspot.errors import NotFoundError
 from slurmspot.timeline.columns import Columns
-from slurmspot.timeline.lines import Lines
+from slurmspot.timeline.lines import Lines, Source
 from slurmspot.timeline.records import COMMAND, JOB_ID, Header, spans
 from slurmspot.timeline.rows import (
     IDENTITY,
@@ -27,27 +27,28 @@ from slurmspot.timeline.times import Times, in_order, seconds
 _TIMES = ("submit", "eligible", "start", "end")
 
 
-def read_text(data: bytes, *, tz: tzinfo | None = None) -> Rows:
+def read_text(source: Source, *, tz: tzinfo | None = None) -> Rows:
     """The rows of a text with a header, fields in any order, any delimiter.
 
     Args:
+        source: open for reading from its beginning, and seekable.
         tz: the cluster's time zone, for times without one; None means this machine's.
 
     Raises:
         NotFoundError: the text is empty.
         UsageError: the header is missing, or lacks a field of :data:`.records.NEEDED`.
     """
-    if not data.strip():
+    lines, times = Lines(source), Times(tz)
+    rows = Rows(text_of=lambda line: lines[line - 1])
+    blocks = lines.blocks()
+    _, text = next(blocks, (0, ""))
+    head, newline, rest = text.removeprefix("\ufeff").partition("\n")
+    if not head.strip() and not rest.strip():
         raise NotFoundError(
             "the sacct text is empty",
             why="sacct prints a header even when it finds no job",
             fix=f"save it again: {COMMAND}",
         )
-    lines, times = Lines(data), Times(tz)
-    rows = Rows(text_of=lambda line: lines[line - 1])
-    blocks = lines.blocks()
-    _, text = next(blocks)
-    head, newline, rest = text.partition("\n")
     header = Header(head)
     columns = Columns(header, times, rows)
     odd = columns.read(1, rest) if newline else []

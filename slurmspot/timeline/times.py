@@ -66,7 +66,7 @@ class Times:
         first = time.replace(tzinfo=zones[0])
         return (first,) if len(zones) == 1 else (first, time.replace(tzinfo=zones[1]))
 
-    def read_plain(self, texts: Sequence[str]) -> dict[str, datetime]:
+    def read_plain(self, texts: Iterable[str]) -> Iterable[tuple[str, datetime]]:
         """Many times at once: those of the usual form, if one offset holds for all of them."""
         mine = [text for text in texts if len(text) == _LOCAL]
         try:
@@ -76,10 +76,10 @@ class Times:
             elif zone is not None:
                 times = [datetime.fromisoformat(text).replace(tzinfo=zone) for text in mine]
             else:
-                return {}
+                return ()
         except ValueError:  # one of them is no time: read them one by one
-            return {}
-        return dict(zip(mine, times, strict=True))
+            return ()
+        return zip(mine, times, strict=True)
 
     def _zone_of_all(self, texts: Sequence[str]) -> timezone | None:
         """The offset of all of ``texts``, where no change of it can lie between them."""

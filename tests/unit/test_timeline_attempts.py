@@ -268,6 +268,15 @@ def test_states_that_are_not_the_end(state):
     assert [attempt.index for attempt in timeline.jobs[0].attempts] == [0, 1]
 
 
+def test_a_packed_export_with_odd_rows(tmp_path):
+    path = tmp_path / "sacct.gz"
+    path.write_bytes(gzip.compress(text(row(), row("9.batch"), "x|y", row("6", "BANANA")).encode()))
+    with path.open("rb") as file:
+        timeline = read_timeline(file)
+    assert kinds(timeline) == [["completed"]]
+    assert [r.text[:2] for r in timeline.rejected] == ["9.", "x|", "6|"]
+
+
 def test_two_clusters_have_their_own_ids():
     header = HEADER.replace("Restarts", "Cluster")
     body = row(at=0, restarts="a", state="PREEMPTED") + "\n" + row(at=10, restarts="b")

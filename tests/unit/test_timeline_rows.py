@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from io import BytesIO
 
 import pytest
 
@@ -17,7 +18,7 @@ GOOD = "5|train|COMPLETED|2026-01-02T03:00:00|2026-01-02T03:00:01|2026-01-02T04:
 
 
 def read(text: str, tz=UTC):
-    return read_text(text.encode(), tz=tz)
+    return read_text(BytesIO(text.encode()), tz=tz)
 
 
 def rows(*lines: str, header: str = HEADER):
@@ -205,7 +206,7 @@ def test_missing_fields_are_named_with_the_command_that_gives_them():
 @pytest.mark.parametrize("text", ["", "\n", "  \n\n", "\ufeff"])
 def test_empty_text(text):
     with pytest.raises(NotFoundError):
-        read_rows(text.encode())
+        read_rows(BytesIO(text.encode()))
 
 
 def test_many_rows_are_read_in_reasonable_time():

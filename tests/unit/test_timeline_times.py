@@ -76,7 +76,7 @@ def test_any_four_times_in_order_come_back_given_their_length(moments, zone):
     chosen = in_order(read, length_s=length_s)
     assert chosen == sorted(chosen)
     assert (chosen[3] - chosen[2]).total_seconds() == length_s
-    plain = times.read_plain(texts)
+    plain = dict(times.read_plain(texts))
     assert all(plain[text] == moment for text, (moment, *rest) in zip(texts, read, strict=True)
                if text in plain and not rest)  # fmt: skip
 
