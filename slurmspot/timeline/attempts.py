@@ -270,8 +270,8 @@ def _cuts(heads: Sequence[Row]) -> list[int]:
 
     A controller that loses its state counts job ids from the start again.
     """
-    if not heads:
-        return []
+    if len(heads) < 2:
+        return [0, 1] if heads else []
     inner = [
         index
         for index, (before, after) in enumerate(pairwise(heads), start=1)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from operator import contains
 from typing import Any
 
 from slurmspot import hostlist
+from slurmspot.timeline.block import Block
 from slurmspot.timeline.records import JOB_ID, Header, pattern
 from slurmspot.timeline.rows import IDENTITY, Row, Rows, Step, gpus, key, state
 from slurmspot.timeline.times import Times, seconds
@@ -31,9 +31,6 @@ _ABSENT = {
 }  # fmt: skip
 
 _ALL = frozenset({*_ROW, *IDENTITY})
-_REST = "\n"  # stands for what comes after the last field
-
-_Texts = Mapping[str, list[str]]
 
 
 class Columns:
@@ -59,9 +56,7 @@ class Columns:
             "suspended": seconds,
             **dict.fromkeys(("user", "partition", "cluster"), str),
         }
-        moments = _Field(
-            time, many=times.read_plain
-        )  # one for all: they share most of their values
+        moments = _Field(time, many=times.read_plain)  # one for all: they share most values
         self._fields = {name: _Field(read, pattern(name)) for name, read in readers.items()}
         self._fields |= dict.fromkeys(("submit", "eligible", "start", "end"), moments)
 
@@ -71,58 +66,40 @@ class Columns:
         Returns:
             Indices of the others, counted from ``first``; empty lines are not among them.
         """
-        count = text.count("\n") + 1
-        columns = self._cut(text, count)
-        odd: set[int] = set()
-        if columns is not None:
-            odd = self._take(range(first + 1, first + 1 + count), columns)
+        delimiter, odd = self._header.delimiter, set[int]()
+        block = Block.cut(text, delimiter, self._width)
+        if block is not None:
+            odd = self._take(range(first + 1, first + 1 + block.lines), block)
             if not odd:
                 return []
         lines = text.split("\n")
         wanted = self._width - 1
-        counts = map(str.count, lines, repeat(self._header.delimiter))
+        counts = map(str.count, lines, repeat(delimiter))
         odd.update(at for at, count in enumerate(counts) if count != wanted)
-        while len(odd) < len(lines):
-            left = [at for at in range(len(lines)) if at not in odd]
-            columns = self._cut("\n".join([lines[at] for at in left]), len(left)) or {}
-            strange = self._take([first + at + 1 for at in left], columns)
+        while left := [at for at in range(len(lines)) if at not in odd]:
+            block = Block.cut("\n".join([lines[at] for at in left]), delimiter, self._width)
+            strange = self._take([first + at + 1 for at in left], block) if block else left
             if not strange:
                 break
             odd.update(left[at] for at in strange)
         return [first + at for at in sorted(odd) if lines[at]]
 
-    def _cut(self, text: str, count: int) -> _Texts | None:
-        """The fields of ``count`` lines, or None if they do not have as many as the header each.
-
-        Cut at the delimiter alone, the last field of a line and the first of the next stay
-        together: there, and nowhere else, one newline must stand.
-        """
-        cells = text.split(self._header.delimiter)
-        inner = self._width - 1
-        if len(cells) != inner * count + 1 or inner == 0:
-            return None
-        seams = cells[inner:-1:inner]
-        if not all(map(contains, seams, repeat("\n"))):
-            return None
-        ends = "\n".join(seams).split("\n") if seams else []
-        columns = {name: cells[at::inner] for name, at in self._where.items() if 0 < at < inner}
-        columns[self._header.names[0]] = [cells[0], *ends[1::2]]
-        last = [*ends[0::2], cells[-1]]
-        columns[_REST if self._header.trailing else self._header.names[-1]] = last
-        return columns
-
-    def _take(self, lines: Sequence[int], texts: _Texts) -> set[int]:
+    def _take(self, lines: Sequence[int], block: Block) -> set[int]:
         """Keep all rows, or none and say which make no sense by themselves.
 
         Args:
             lines: the line each row stands on, from 1.
         """
-        odd = {at for at, text in enumerate(texts.get(_REST, ())) if text}
-        everyone = range(len(lines))
-        starts = self._meaning("start", texts, everyone, odd)
-        ends = self._meaning("end", texts, everyone, odd)
-        heads, targets = self._sorted(texts, odd)
-        fields = {name: self._meaning(name, texts, heads, odd) for name in texts if name in _ALL}
+        odd: set[int] = set()
+        if self._header.trailing:
+            odd.update(at for at, text in enumerate(block.all(self._width - 1)) if text)
+        starts = self._meaning("start", block, None, odd)
+        ends = self._meaning("end", block, None, odd)
+        jobs = block.all(self._where["jobid"])
+        heads, targets = self._sorted(jobs, block, odd)
+        fields = {
+            name: self._meaning(name, block, heads, odd) for name in self._where if name in _ALL
+        }
         if not all(fields["submit"]):
             submits = zip(heads, fields["submit"], strict=True)
             odd.update(at for at, submit in submits if submit is None)
@@ -138,7 +115,7 @@ class Columns:
         for target, step in zip(targets, zip(starts, ends, lines, strict=True), strict=True):
             if target is not None:
                 target.append(step)
-        self._keep([lines[at] for at in heads], [texts["jobid"][at] for at in heads], fields)
+        self._keep([lines[at] for at in heads], [jobs[at] for at in heads], fields)
         return odd
 
     def _keep(self, lines: Sequence[int], jobs: Sequence[str], fields: Mapping[str, Any]) -> None:
@@ -150,14 +127,18 @@ class Columns:
         for row in map(Row._make, zip(lines, jobs, *map(column, _ROW), identities, strict=False)):
             heads[(row.cluster, row.job_id) if row.cluster else row.job_id].append(row)
 
-    def _sorted(self, texts: _Texts, odd: set[int]) -> tuple[list[int], list[list[Step] | None]]:
+    def _sorted(
+        self, jobs: Sequence[str], block: Block, odd: set[int]
+    ) -> tuple[list[int], list[list[Step] | None]]:
         """The rows that are jobs; and for every row, the list that a step belongs in."""
         heads: list[int] = []
         targets: list[list[Step] | None] = []
         steps, target = self._rows.steps, None
         job, prefix, where = "", "\0", ""
-        clusters = texts.get("cluster") or repeat("")
-        for text, cluster in zip(texts["jobid"], clusters, strict=False):
+        clusters: Iterable[str] = repeat("")
+        if "cluster" in self._where:
+            clusters = block.all(self._where["cluster"])
+        for text, cluster in zip(jobs, clusters, strict=False):
             if text.startswith(prefix) and cluster == where:
                 targets.append(target)
             elif text.isdecimal():
@@ -177,17 +158,19 @@ class Columns:
                 targets.append(None)
         return heads, targets
 
-    def _meaning(self, name: str, texts: _Texts, which: Sequence[int], odd: set[int]) -> list[Any]:
-        """What a field means in the rows ``which``; rows where it means nothing become odd."""
-        cells = texts[name]
-        if len(which) != len(cells):
-            cells = [cells[at] for at in which]
+    def _meaning(
+        self, name: str, block: Block, which: Sequence[int] | None, odd: set[int]
+    ) -> list[Any]:
+        """What a field means in all rows or in ``which``; where it means nothing they are odd."""
+        at = self._where[name]
+        cells = block.all(at) if which is None else block.some(at, which)
         field = self._fields.get(name)
         if field is None:
             return cells
         found = field.read(cells)
         if field.odd:
-            odd.update(at for at, text in zip(which, cells, strict=True) if text in field.odd)
+            rows = range(block.lines) if which is None else which
+            odd.update(row for row, text in zip(rows, cells, strict=True) if text in field.odd)
         return found
 
 

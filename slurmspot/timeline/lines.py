@@ -13,9 +13,14 @@ _BLOCK_BYTES = 1 << 17
 class Source(Protocol):
     """Bytes that can be read again: a file, packed or not."""
 
-    def read(self, size: int = -1, /) -> bytes: ...
-    def readline(self) -> bytes: ...
-    def seek(self, offset: int, /) -> int: ...
+    def read(self, size: int = -1, /) -> bytes:
+        """The next ``size`` bytes, or all that are left."""
+
+    def readline(self) -> bytes:
+        """The rest of a line, with its newline."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go on from ``offset``."""
 
 
 class Lines:
