@@ -12,6 +12,7 @@ from slurmspot.cost.prices import load_prices
 from slurmspot.errors import UsageError
 from slurmspot.report import history
 from slurmspot.report.compose import build_document
+from slurmspot.report.costs import missing_prices
 from slurmspot.report.document import RunReport
 from slurmspot.runfolder import RunFolder
 
@@ -32,7 +33,7 @@ from slurmspot.runfolder import RunFolder
 )  # fmt: skip
 @click.option(
     "--sacct", "sacct_file", type=click.Path(path_type=Path), metavar="FILE",
-    help="Read a saved `sacct --duplicates --parsable2` text instead of asking the cluster.",
+    help="Read what sacct saved (text, JSON, gz) instead of asking the cluster.",
 )  # fmt: skip
 @click.option("--tz", metavar="ZONE", help="Time zone of that text; default: this machine's.")
 @click.option("--title", help="Title of the page.")
@@ -45,10 +46,11 @@ def command(
     sacct_file: Path | None,
     tz: str | None,
     title: str | None,
-) -> None:
+) -> int:
     """Write one self-contained HTML file about RUN..., which are run folders.
 
-    It needs no network to be read, and holds no script.
+    It needs no network to be read, and holds no script. Exits with 1 if a price is missing; the
+    rest is reported all the same.
     """
     price_list = load_prices(prices)
     zone = time_zone(tz)
@@ -82,3 +84,6 @@ def command(
         ) from None
     write_html(document, output)
     click.echo(str(output))
+    for words in missing_prices(document.unpriced):
+        click.echo(words, err=True)
+    return 1 if document.unpriced else 0

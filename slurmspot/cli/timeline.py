@@ -20,7 +20,7 @@ from slurmspot.cost.prices import load_prices
 from slurmspot.cost.usage import usages
 from slurmspot.errors import NotFoundError, UsageError
 from slurmspot.report import history, table
-from slurmspot.report.costs import bill_table, unpriced
+from slurmspot.report.costs import bill_table, missing_prices, unpriced
 from slurmspot.report.history import History
 from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Attempt
@@ -143,13 +143,8 @@ def _tell_what_is_odd(found: History) -> None:
 def _tell_what_is_not_billed(billed: Sequence[Bill]) -> bool:
     """Whether any GPU time is in no bill, said on stderr."""
     absent = unpriced(billed)
-    for kind, hours in absent.items():
-        click.echo(
-            f"there is no price for GPUs of {'no type' if kind == 'no type' else f'type {kind}'}: "
-            f"{hours:,.2f} GPU hours are in no bill\n"
-            f"  do:  add [type.{kind}] or [gpu_hour] to the file given with --prices",
-            err=True,
-        )
+    for words in missing_prices(absent):
+        click.echo(words, err=True)
     uncounted = sum(one.uncounted for one in billed)
     if uncounted:
         click.echo(

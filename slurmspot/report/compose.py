@@ -14,7 +14,7 @@ from slurmspot.cost.prices import Prices, load_prices
 from slurmspot.cost.usage import usages
 from slurmspot.errors import UsageError
 from slurmspot.events import Event
-from slurmspot.report.costs import bill_table, falls, percent
+from slurmspot.report.costs import bill_table, falls, percent, unpriced
 from slurmspot.report.document import (
     GROUPS,
     Curve,
@@ -68,6 +68,7 @@ def build_document(
         spreads=tuple(_spreads(facts.every)),
         falls=falls(facts.whole, facts.base_bill),
         costs=bill_table(facts.bills, "Run"),
+        unpriced=unpriced(facts.bills),
         assumptions=facts.whole.assumptions,
         baseline=facts.baseline.label if facts.baseline else None,
         notes=tuple(notes),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from slurmspot.cost.bill import Bill
@@ -77,3 +77,13 @@ def falls(whole: Bill, baseline: Bill | None = None) -> tuple[Fall, ...]:
             )
             left = after
     return (*found, Fall(name="Effective saving", before=0.0, after=float(left), amount=""))
+
+
+def missing_prices(hours: Mapping[str, float]) -> list[str]:
+    """What to say of GPU hours without a price, a text for each type."""
+    return [
+        f"there is no price for GPUs of {'no type' if kind == 'no type' else f'type {kind}'}: "
+        f"{amount:,.2f} GPU hours are in no bill\n"
+        f"  do:  add [{'gpu_hour' if kind == 'no type' else f'type.{kind}'}] to the prices"
+        for kind, amount in hours.items()
+    ]

@@ -6,6 +6,7 @@ stand on one axis.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -126,6 +127,7 @@ class Document:
         breaks: steps at which a run was interrupted, with the kind.
         spreads: distributions of RPO and RTO.
         falls: from the nominal saving to the effective one; empty without useful work.
+        unpriced: GPU hours that no bill counts, by type of GPU, for want of a price.
         costs: the bill of each run; ``assumptions`` says what they take for granted.
         baseline: label of the baseline, if there is one.
         notes: what else a reader should know.
@@ -144,6 +146,7 @@ class Document:
     spreads: tuple[Spread, ...]
     falls: tuple[Fall, ...]
     costs: Table
+    unpriced: Mapping[str, float]
     assumptions: tuple[str, ...]
     baseline: str | None
     notes: tuple[str, ...]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -176,6 +178,7 @@ def test_a_run_outside_slurm_needs_no_cluster(tmp_path):
         (["timeline", "--sacct", "/dev/null"], 3, "is empty"),
         (["timeline", "999", "--sacct", SACCT], 3, "knows no job 999"),
         (["timeline", "--sacct", SACCT, "--tz", "Moon/Far"], 2, "no time zone"),
+        (["timeline", "17", "--user", "ann"], 2, "ask the cluster for all their jobs"),
         (["report", "/no/run", "-o", "x.html"], 3, "not a run folder"),
     ],
 )
@@ -242,3 +245,78 @@ def test_help_loads_no_template_engine():
         "sys.exit(any(m in sys.modules for m in ('jinja2', 'torch', 'pandas', 'matplotlib')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+EVERYTHING = DATA / "26.05" / "sacct-all.txt"
+PRICES = 'as_of = 2026-01-01\ncurrency = "EUR"\n[type.h100]\non_demand = 4\nspot = 1\n'
+
+
+def test_a_price_that_is_missing_is_named_and_the_rest_reported(capsys, run, tmp_path):
+    prices, page = tmp_path / "prices.toml", tmp_path / "page.html"
+    prices.write_text(PRICES)
+    code, out, err = call(
+        *(capsys, "timeline", "--sacct", EVERYTHING, "--cost", "--by", "partition"),
+        *("--prices", prices),
+    )
+    assert code == 1
+    assert "there is no price for GPUs of no type" in err
+    assert "add [gpu_hour]" in err
+    assert "ondemand" in out
+    code, out, err = call(
+        *(capsys, "report", run.path, "-o", page, "--sacct", SACCT, "--tz", "UTC"),
+        *("--prices", prices),
+    )
+    assert (code, out.strip()) == (1, str(page))
+    assert "no price" in err
+    assert "preemption" in page.read_text()
+    prices.write_text(PRICES + 'partitions = ["spot", "ondemand"]\n')
+    code, out, err = call(
+        capsys, "timeline", "--sacct", EVERYTHING, "--cost", "--json", "--prices", prices
+    )
+    assert (code, err) == (0, "")
+    costs = json.loads(out)["costs"]
+    assert len(costs) == 22
+    for one in costs:
+        assert sum(Decimal(amount) for amount in one["amounts"].values()) == Decimal(one["total"])
+
+
+def test_costs_are_told_with_what_they_assume(capsys):
+    code, out, _ = call(capsys, "timeline", "--sacct", SACCT, "--cost", "--by", "user")
+    assert code == 0
+    for words in ("User", "Useful work", "Effective", "What these figures assume", "0.90 USD"):
+        assert words in out
+
+
+@pytest.mark.parametrize("table", ["attempts", "phases", "interruptions"])
+def test_csv(capsys, table, tmp_path):
+    code, out, _ = call(
+        *(capsys, "timeline", "--sacct", SACCT, "--tz", "UTC"),
+        *("--format", "csv", "--table", table),
+    )
+    assert code == 0
+    rows = list(csv.DictReader(out.splitlines()))
+    assert len(rows) >= 3
+    assert {"job_id", "attempt"} <= rows[0].keys()
+    path = tmp_path / "table.csv"
+    call(
+        *(capsys, "timeline", "--sacct", SACCT, "--tz", "UTC"),
+        *("--format", "csv", "--table", table, "-o", path),
+    )
+    assert path.read_text() == out
+
+
+def test_parquet_asks_for_a_file_and_for_what_writes_it(capsys, tmp_path, monkeypatch):
+    argv = ("timeline", "--sacct", SACCT, "--format", "parquet")
+    code, _, err = call(capsys, *argv)
+    assert (code, "--output" in err) == (2, True)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    code, _, err = call(capsys, *argv, "-o", tmp_path / "table.parquet")
+    assert (code, "slurmspot[parquet]" in err) == (2, True)
+
+
+def test_ranks(capsys, run):
+    code, out, _ = call(capsys, "timeline", run.path, "--sacct", SACCT, "--tz", "UTC", "--ranks")
+    assert code == 0
+    assert "LAST STEP" in out
+    _, out, _ = call(capsys, "timeline", run.path, "--sacct", SACCT, "--tz", "UTC", "--json")
+    assert [part["last_step"] for part in json.loads(out)["ranks"]] == [5, 12]
