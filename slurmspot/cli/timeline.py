@@ -224,6 +224,7 @@ def cost_text(billed: Sequence[Bill], whole: Bill, by: str, *, bold: bool) -> st
         table.render(shown.header, shown.rows, right=numbers, bold=bold),
         f"\nAmounts are in {whole.currency}. What these figures assume:",
         *(f"  - {line}" for line in whole.assumptions),
+        "  - On demand, only the useful work would have been paid for.",
     ]
     return "\n".join(lines)
 

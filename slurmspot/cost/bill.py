@@ -246,7 +246,6 @@ def _assumptions(used: Sequence[Usage], prices: Prices) -> Iterator[str]:
     )
     if other.on_demand_partitions:
         yield f"Billed on demand: partition {', '.join(other.on_demand_partitions)}; the rest spot."
-    yield "On demand, only the useful work would have been paid for."
     blind = sum(not one.logged and _held_s(one) > 0 for one in used)
     if blind:
         yield (

@@ -67,7 +67,9 @@ def build_document(
         attempts=_attempt_table(runs),
         spreads=tuple(_spreads(facts.every)),
         falls=falls(facts.whole, facts.base_bill),
-        costs=bill_table(facts.bills, "Run"),
+        costs=bill_table(
+            facts.bills, "Run", on_demand=facts.base_bill.listed if facts.base_bill else None
+        ),
         unpriced=unpriced(facts.bills),
         assumptions=facts.whole.assumptions,
         baseline=facts.baseline.label if facts.baseline else None,

@@ -20,17 +20,22 @@ TITLES = {
 """What each term is called."""
 
 
-def bill_table(found: Sequence[Bill], what: str) -> Table:
-    """One row a bill: its terms, their sum, and the discounts. ``what`` heads the names."""
+def bill_table(found: Sequence[Bill], what: str, *, on_demand: Decimal | None = None) -> Table:
+    """One row a bill: its terms, their sum, and the discounts.
+
+    Args:
+        what: heads the names.
+        on_demand: what the same work cost on demand; default: the useful work of each.
+    """
     numbers = (*(TITLES[term] for term in TERMS), "Total", "On demand", "Nominal", "Effective")
     rows = tuple(
         (
             one.name,
             *(f"{one.amounts[term]:,.2f}" for term in TERMS),
             f"{one.total:,.2f}",
-            f"{one.on_demand:,.2f}",
+            f"{on_demand or one.on_demand:,.2f}",
             percent(one.nominal),
-            percent(one.saving),
+            percent(one.saving_against(on_demand or one.useful_listed)),
         )
         for one in found
     )
@@ -71,7 +76,7 @@ def falls(whole: Bill, baseline: Bill | None = None) -> tuple[Fall, ...]:
         more = whole.exact[term] - usual[term]
         if more or term != "useful":
             after = left - more / reference
-            amount = f"{more:,.2f} {whole.currency}"
+            amount = f"{more:z,.2f} {whole.currency}"
             found.append(
                 Fall(name=TITLES[term], before=float(left), after=float(after), amount=amount)
             )

@@ -14,6 +14,7 @@ from slurmspot.report.document import GROUPS, Curve, Document, Lane, Spread
 from slurmspot.report.table import duration
 
 WIDTH = 960.0
+_LABEL_ROOM = 7.0  # per cent of the window: a label needs as much to the right of its tick
 _LEAST = 0.07  # per cent: a phase narrower than this is drawn this wide
 _ROUND = (
     *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800),
@@ -183,9 +184,10 @@ def _time_marks(longest_s: float) -> Iterator[Tick]:
     known: set[float] = set()
     for zoom in ZOOMS:
         for at_s in _time_ticks(longest_s / zoom, longest_s):
-            if at_s not in known:
+            x = round(100 * at_s / longest_s, 3)
+            if at_s not in known and (100 - x) * zoom >= _LABEL_ROOM:
                 known.add(at_s)
-                yield Tick(x=round(100 * at_s / longest_s, 3), text=_clock(at_s), zoom=zoom)
+                yield Tick(x=x, text=_clock(at_s), zoom=zoom)
 
 
 def _bars(lane: Lane, longest_s: float) -> tuple[Bar, ...]:
@@ -287,7 +289,7 @@ def fall_picture(document: Document) -> FallPicture | None:
                 width=max(1.0, round(abs(x(fall.after) - x(fall.before)), 2)),
                 kind="end" if fall in ends else "loss",
                 name=fall.name,
-                value=(f"{fall.after:.1%}" if fall in ends else f"{fall.after - fall.before:+.1%}")
+                value=(f"{fall.after:.1%}" if fall in ends else f"{fall.after - fall.before:+z.1%}")
                 + (f"  {fall.amount}" if fall.amount else ""),
             )
             for number, fall in enumerate(document.falls)
