@@ -26,7 +26,7 @@ from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Attempt
 from slurmspot.timeline.ranks import by_node, by_rank
 from slurmspot.timeline.records import COMMAND
-from slurmspot.timeline.recovery import interruptions
+from slurmspot.timeline.recovery import breakdown, interruptions
 
 _MOST_TOLD = 20  # rows that were not understood
 _SHORTEST_S = 0.05  # a phase that would read 0.0 s is not shown
@@ -207,13 +207,33 @@ def ranks_text(found: History, *, bold: bool) -> str:
 
 
 def _log_json(found: History) -> dict[str, Any]:
-    """What only the event log tells: by rank, and of the clocks."""
+    """What only the event log tells: interruptions, ranks, and clocks."""
     if not found.events:
         return {}
     ranks = [
         {**asdict(part), "started": part.started.isoformat()} for part in by_rank(found.events)
     ]
-    return {"ranks": ranks, "clocks": [asdict(one) for one in found.clocks]}
+    jobs = found.timeline.jobs
+    ends = [
+        {
+            "job_id": one.job_id,
+            "attempt": one.attempt,
+            "kind": one.kind,
+            "injected": one.inject.data.get("kind") if one.inject else None,
+            "at_step": one.at_step,
+            "notice": one.notice,
+            "recovered": one.recovered,
+            "steps_lost": one.steps_lost,
+            "rpo_s": one.rpo_s,
+            "rto_s": one.rto_s,
+            "rto_parts_s": breakdown(one, jobs),
+            "notice_to_durable_s": one.notice_to_durable_s,
+            "notice_to_exit_s": one.notice_to_exit_s,
+            "requeue_wait_s": one.requeue_wait_s,
+        }
+        for one in interruptions(jobs, found.events)
+    ]
+    return {"interruptions": ends, "ranks": ranks, "clocks": [asdict(one) for one in found.clocks]}
 
 
 def cost_text(billed: Sequence[Bill], whole: Bill, by: str, *, bold: bool) -> str:

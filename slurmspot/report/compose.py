@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -30,8 +31,12 @@ from slurmspot.report.document import (
 from slurmspot.report.table import duration
 from slurmspot.timeline.attempts import Attempt, Job
 from slurmspot.timeline.lives import INJECTOR, chains, moment
-from slurmspot.timeline.recovery import Interruption, finished, interruptions
+from slurmspot.timeline.recovery import Interruption, breakdown, finished, interruptions
 
+_RTO_ORDER = (
+    *("train", "notice", "save", "exit", "teardown", "between", "backoff", "queue"),
+    *("run", "startup", "imports", "setup", "restore", "repeat"),
+)
 _MARKS = {"notice": "notice", "commit": "commit", "inject": "injection"}
 _MOST_POINTS = 600  # of a curve: more are not seen
 
@@ -66,6 +71,7 @@ def build_document(
         interruptions=_interruption_table(facts.found),
         attempts=_attempt_table(runs),
         spreads=tuple(_spreads(facts.every)),
+        parts=_part_table(facts.found),
         falls=falls(facts.whole, facts.base_bill),
         costs=bill_table(
             facts.bills, "Run", on_demand=facts.base_bill.listed if facts.base_bill else None
@@ -247,6 +253,48 @@ def _spreads(every: Sequence[Interruption]) -> list[Spread]:
         for name, values in found.items()
     }
     return [Spread(name=name, seconds=values) for name, values in spreads.items() if values]
+
+
+def _part_table(found: Sequence[tuple[RunReport, Sequence[Interruption]]]) -> Table:
+    """How long each part of the RTO took, the median of each kind of interruption."""
+    by_kind: dict[str, list[dict[str, float]]] = {}
+    for run, ones in found:
+        phases = _InTime(run.jobs)
+        for one in ones:
+            parts = breakdown(one, phases.around(one))
+            if parts:
+                by_kind.setdefault(one.kind, []).append(parts)
+    names = [name for name in _RTO_ORDER if any(name in p for ps in by_kind.values() for p in ps)]
+    rows = tuple(
+        (
+            kind.replace("_", " "),
+            str(len(ones)),
+            *(duration(median(parts.get(name, 0.0) for parts in ones)) for name in names),
+            duration(median(sum(parts.values()) for parts in ones)),
+        )
+        for kind, ones in by_kind.items()
+    )
+    header = ("Median RTO", "Count", *(name.capitalize() for name in names), "In all")
+    return Table(header=header, rows=rows, right=frozenset(header[1:]))
+
+
+class _InTime:
+    """The attempts of a run by time, so that those around an interruption are found at once."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._attempts = sorted(
+            ((attempt.submit, job, attempt) for job in jobs for attempt in job.attempts),
+            key=lambda item: item[0],
+        )
+        self._submits = [submit for submit, _, _ in self._attempts]
+
+    def around(self, one: Interruption) -> list[Job]:
+        """Jobs with only the attempts that lie between an interruption and the way back."""
+        if one.down_at is None or one.back_at is None:
+            return []
+        first = max(0, bisect_right(self._submits, one.down_at) - 1)
+        last = bisect_right(self._submits, one.back_at)
+        return [job._replace(attempts=(a,)) for _, job, a in self._attempts[first:last]]
 
 
 def _lanes(run: RunReport, now: datetime) -> list[Lane]:

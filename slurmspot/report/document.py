@@ -126,6 +126,7 @@ class Document:
         shares: how the time of each run divides into the groups of phases.
         breaks: steps at which a run was interrupted, with the kind.
         spreads: distributions of RPO and RTO.
+        parts: the median of each part of the RTO, by kind of interruption.
         falls: from the nominal saving to the effective one; empty without useful work.
         unpriced: GPU hours that no bill counts, by type of GPU, for want of a price.
         costs: the bill of each run; ``assumptions`` says what they take for granted.
@@ -144,6 +145,7 @@ class Document:
     interruptions: Table
     attempts: Table
     spreads: tuple[Spread, ...]
+    parts: Table
     falls: tuple[Fall, ...]
     costs: Table
     unpriced: Mapping[str, float]

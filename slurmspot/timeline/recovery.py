@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 
 from slurmspot.events import Event
@@ -37,6 +37,7 @@ class Interruption:
         notice_to_exit_s: first notice → the last process gone.
         requeue_wait_s: next attempt submitted → started (backoff and queue).
         inject: the injector's event, if one caused it.
+        down_at: when the last step before it was done; ``back_at`` the first new one after it.
     """
 
     job_id: str
@@ -52,6 +53,8 @@ class Interruption:
     notice_to_exit_s: float | None
     requeue_wait_s: float | None
     inject: Event | None
+    down_at: datetime | None = None
+    back_at: datetime | None = None
 
 
 def interruptions(jobs: Sequence[Job], events: Iterable[Event] = ()) -> list[Interruption]:
@@ -63,6 +66,32 @@ def interruptions(jobs: Sequence[Job], events: Iterable[Event] = ()) -> list[Int
         for chain in chains(jobs, events)
         for one in _of_chain(chain[: _unfinished(chain)], chain, causes)
     ]
+
+
+def breakdown(one: Interruption, jobs: Sequence[Job]) -> dict[str, float]:
+    """The seconds of each phase between an interruption's last step and its first new one.
+
+    Args:
+        jobs: divided by the event log, see :func:`slurmspot.timeline.phases.divided`; of those,
+            all that carry on the same training.
+
+    Returns:
+        Seconds by phase, in order of time; ``between`` is what lies between two attempts. Their
+        sum is the RTO, but for clocks that disagree. Empty if the run did not come back.
+    """
+    if one.down_at is None or one.back_at is None:
+        return {}
+    parts: dict[str, float] = {}
+    seen = one.down_at
+    phases = (p for job in jobs for a in job.attempts for p in a.phases)
+    for phase in sorted(phases, key=lambda phase: phase.start):
+        since, until = max(phase.start, seen), min(phase.end or one.back_at, one.back_at)
+        if until > since:
+            if since > seen:
+                parts["between"] = parts.get("between", 0.0) + (since - seen).total_seconds()
+            parts[phase.name] = parts.get(phase.name, 0.0) + (until - since).total_seconds()
+            seen = until
+    return parts
 
 
 def finished(jobs: Sequence[Job], events: Iterable[Event] = ()) -> bool:
@@ -111,6 +140,8 @@ def _of_chain(
             notice_to_exit_s=_exit_s(life, notice) if notice else None,
             requeue_wait_s=_wait_s(future),
             inject=causes.of(life, future),
+            down_at=moment(_last_step(ran)) if ran else None,
+            back_at=moment(news) if news else None,
         )
 
 

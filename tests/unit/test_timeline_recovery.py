@@ -10,7 +10,7 @@ from slurmspot.events import Event
 from slurmspot.timeline.attempts import Attempt, Job, Phase
 from slurmspot.timeline.lives import by_attempt, chains, complete, lives, witnessed
 from slurmspot.timeline.phases import divided
-from slurmspot.timeline.recovery import finished, interruptions
+from slurmspot.timeline.recovery import breakdown, finished, interruptions
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 NS = 1_000_000_000
@@ -343,3 +343,18 @@ def test_rows_that_accounting_has_purged_are_told_from_the_events():
     ]  # fmt: skip
     assert [one.steps_lost for one in interruptions([whole], EVENTS)] == [0, 10]
     assert complete([JOB], EVENTS) == ([JOB], [])
+
+
+def test_the_rto_is_made_of_parts():
+    jobs = divided([JOB], EVENTS)
+    warned, killed = interruptions(jobs, EVENTS)
+    assert breakdown(warned, jobs) == {
+        "notice": 0.5, "save": 1.5, "exit": 2.0, "teardown": 1.0, "queue": 30.0,
+        "startup": 1.0, "imports": 2.0, "setup": 1.0, "restore": 1.0, "train": 1.0,
+    }  # fmt: skip
+    assert sum(breakdown(warned, jobs).values()) == pytest.approx(warned.rto_s)
+    parts = breakdown(killed, jobs)
+    assert (parts["teardown"], parts["queue"], parts["repeat"]) == (5, 10, 11)
+    assert sum(parts.values()) == pytest.approx(killed.rto_s)
+    lost = interruptions([JOB._replace(attempts=JOB.attempts[:1])], EVENTS)[0]
+    assert breakdown(lost, jobs) == {}
