@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Protocol
 
-_BLOCK_BYTES = 1 << 17
+BLOCK_BYTES = 1 << 17
+"""A block's size: few enough to stay in the processor's cache, enough to be worth a call."""
 
 
 class Source(Protocol):
@@ -28,10 +29,12 @@ class Lines:
 
     Args:
         source: open for reading from its beginning; is moved about in.
+        block_bytes: the least size of a block, but for the last.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, block_bytes: int = BLOCK_BYTES) -> None:
         self._source = source
+        self._block_bytes = block_bytes
         self._windows = source.readline().endswith(b"\r\n")
         self._offsets = [0]  # of each block, in bytes; it begins where a line does
         self._firsts: list[int] = []  # index of each block's first line
@@ -49,7 +52,7 @@ class Lines:
 
     def blocks(self) -> Iterator[tuple[int, str]]:
         """Every block once: the index of its first line, and its text without the last newline."""
-        while raw := self._read(self._offsets[-1], _BLOCK_BYTES):
+        while raw := self._read(self._offsets[-1], self._block_bytes):
             raw += self._source.readline()
             self._offsets.append(self._offsets[-1] + len(raw))
             text = self._text(raw)

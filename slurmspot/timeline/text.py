@@ -8,7 +8,7 @@ from datetime import tzinfo
 from slurmspot import hostlist
 from slurmspot.errors import NotFoundError
 from slurmspot.timeline.columns import Columns
-from slurmspot.timeline.lines import Lines, Source
+from slurmspot.timeline.lines import BLOCK_BYTES, Lines, Source
 from slurmspot.timeline.records import COMMAND, JOB_ID, Header, spans
 from slurmspot.timeline.rows import (
     IDENTITY,
@@ -27,18 +27,19 @@ from slurmspot.timeline.times import Times, in_order, seconds
 _TIMES = ("submit", "eligible", "start", "end")
 
 
-def read_text(source: Source, *, tz: tzinfo | None = None) -> Rows:
+def read_text(source: Source, *, tz: tzinfo | None = None, block_bytes: int = BLOCK_BYTES) -> Rows:
     """The rows of a text with a header, fields in any order, any delimiter.
 
     Args:
         source: open for reading from its beginning, and seekable.
         tz: the cluster's time zone, for times without one; None means this machine's.
+        block_bytes: how much to read at once.
 
     Raises:
         NotFoundError: the text is empty.
         UsageError: the header is missing, or lacks a field of :data:`.records.NEEDED`.
     """
-    lines, times = Lines(source), Times(tz)
+    lines, times = Lines(source, block_bytes=block_bytes), Times(tz)
     rows = Rows(text_of=lambda line: lines[line - 1])
     blocks = lines.blocks()
     _, text = next(blocks, (0, ""))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 from io import BytesIO
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurmspot import hostlist
 from slurmspot.errors import NotFoundError, UsageError
 from slurmspot.timeline.exports import read_rows
+from slurmspot.timeline.lines import Lines
+from slurmspot.timeline.records import Header
 from slurmspot.timeline.rows import Rows, Step
-from slurmspot.timeline.text import read_text
+from slurmspot.timeline.text import _read_odd, read_text
+from slurmspot.timeline.times import Times
 
 HEADER = "JobID|JobName|State|Submit|Start|End|NodeList|AllocTRES"
 GOOD = "5|train|COMPLETED|2026-01-02T03:00:00|2026-01-02T03:00:01|2026-01-02T04:00:00|n1|cpu=1"
@@ -233,3 +239,52 @@ def test_node_lists(text, names):
 def test_node_lists_that_make_no_sense(text):
     with pytest.raises(ValueError):
         hostlist.expand(text)
+
+
+nasty = st.lists(
+    st.sampled_from(
+        [GOOD, GOOD.replace("5|", "5.batch|"), GOOD.replace("train", "a|b"), "6|two", "", HEADER,
+         GOOD.replace("train", "x\ny"), "7|cut|COMPL", GOOD.replace("03:00:00", "soon", 1)]
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+def with_care(text: str) -> Rows:
+    """Read every line as if it were odd: slow, and never by the column."""
+    lines, rows = Lines(BytesIO(text.encode())), Rows()
+    assert list(lines.blocks())
+    odd = range(1, len(lines))
+    _read_odd(Header(lines[0]), lines, odd, Times(UTC), rows)
+    return rows
+
+
+@given(nasty, st.integers(1, 400), st.booleans(), st.booleans())
+def test_blocks_of_any_size_hold_the_same(lines, block_bytes, name_last, windows):
+    """Where a block ends must not matter, nor that most lines are read by the column."""
+    records = [HEADER, *lines]
+    if name_last:  # a text that a stray line may continue
+        moved = (line.split("|", 2) for line in records)
+        records = [
+            "|".join([cells[0], *cells[2:], cells[1]]) if len(cells) == 3 else "|".join(cells)
+            for cells in moved
+        ]
+    text = ("\r\n" if windows else "\n").join(records) + "\n"
+    whole = read_text(BytesIO(text.encode()), tz=UTC)
+    apart = read_text(BytesIO(text.encode()), tz=UTC, block_bytes=block_bytes)
+    assert jobs(apart) == jobs(whole)
+    assert steps(apart) == steps(whole)
+    assert apart.rejected == whole.rejected
+    careful = with_care(text)
+    assert jobs(careful) == jobs(whole)
+    assert sorted(steps(careful)) == sorted(steps(whole))
+    assert careful.rejected == whole.rejected
+
+
+@pytest.mark.parametrize("release", ["22.05", "26.05"])
+def test_captures_in_small_blocks(release):
+    data = (Path(__file__).parent.parent / "data/sacct" / release / "sacct.txt").read_bytes()
+    whole = read_text(BytesIO(data), tz=UTC)
+    for size in (1, 100, 1000):
+        apart = read_text(BytesIO(data), tz=UTC, block_bytes=size)
+        assert (jobs(apart), steps(apart)) == (jobs(whole), steps(whole))
