@@ -30,7 +30,7 @@ _ABSENT = {
     "eligible": None, "nodelist": (), "alloctres": (None, ""), "restarts": None, "suspended": 0.0,
 }  # fmt: skip
 
-_ALL = frozenset({*_ROW, *IDENTITY})
+_READ = frozenset({*_ROW, *IDENTITY})
 
 
 class Columns:
@@ -41,7 +41,7 @@ class Columns:
         self._rows = rows
         self._width = len(header.names) + header.trailing
         self._where = {
-            name: at for at, name in enumerate(header.names) if name in {"jobid", *_ROW, *IDENTITY}
+            name: at for at, name in enumerate(header.names) if name == "jobid" or name in _READ
         }
 
         def time(text: str) -> Any:
@@ -98,7 +98,7 @@ class Columns:
         jobs = block.all(self._where["jobid"])
         heads, targets = self._sorted(jobs, block, odd)
         fields = {
-            name: self._meaning(name, block, heads, odd) for name in self._where if name in _ALL
+            name: self._meaning(name, block, heads, odd) for name in self._where if name in _READ
         }
         if not all(fields["submit"]):
             submits = zip(heads, fields["submit"], strict=True)

@@ -82,8 +82,10 @@ class Rows:
 
     def drop(self, lines: set[int]) -> None:
         """Leave out what begins on one of ``lines``."""
-        for rows in self.heads.values():
+        for owner, rows in list(self.heads.items()):
             rows[:] = [row for row in rows if row.line not in lines]
+            if not rows:
+                del self.heads[owner]
         for steps in self.steps.values():
             steps[:] = [step for step in steps if step[2] not in lines]
 

@@ -277,6 +277,13 @@ def test_a_packed_export_with_odd_rows(tmp_path):
     assert [r.text[:2] for r in timeline.rejected] == ["9.", "x|", "6|"]
 
 
+def test_a_name_that_looks_like_a_job_makes_none():
+    evil = row().replace("|train|", "|evil\n9|root|")
+    timeline = read_timeline(text(evil, row("5.batch")))
+    assert [(job.job_id, job.name) for job in timeline.jobs] == [("5", "evil\n9|root")]
+    assert not timeline.rejected
+
+
 def test_two_clusters_have_their_own_ids():
     header = HEADER.replace("Restarts", "Cluster")
     body = row(at=0, restarts="a", state="PREEMPTED") + "\n" + row(at=10, restarts="b")
