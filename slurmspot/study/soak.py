@@ -55,10 +55,10 @@ _TARGETS: dict[str, Sequence[str]] = {
 _QUICK: dict[str, dict[str, Any]] = {
     "slurm": {"hold_s": 1},
     "requeue-hold": {"hold_s": 1},
-    "cloud-aws": {"window_s": 12},
-    "cloud-gcp": {"window_s": 8},
-    "cloud-azure": {"window_s": 8},
-    "kubernetes": {"window_s": 8},
+    "cloud-aws": {"window_s": 12, "detect_s": 2},
+    "cloud-gcp": {"window_s": 8, "detect_s": 2},
+    "cloud-azure": {"window_s": 8, "detect_s": 2},
+    "kubernetes": {"window_s": 8, "detect_s": 2},
     "forced": {"detect_s": 2},
 }
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from slurmspot.cluster import scontrol
-from slurmspot.errors import SlurmspotError
 from slurmspot.events import read_events
 from slurmspot.faults.campaign import Campaign
 from slurmspot.faults.conduct import conduct
@@ -22,6 +21,7 @@ from slurmspot.faults.injector import Injector
 from slurmspot.faults.keeper import Keeper
 from slurmspot.faults.machines import SandboxMachines
 from slurmspot.faults.record import Record
+from slurmspot.job import hold
 from slurmspot.report import history
 from slurmspot.runfolder import RunFolder
 from slurmspot.sandbox.ports import reserved
@@ -215,15 +215,20 @@ def test_a_notice_when_a_rank_is_dead_already(sandbox, port, baselines, tmp_path
 
 
 def test_a_time_limit_and_a_preemption_together(sandbox, port, baselines, tmp_path):
-    drill = Drill(steps=150, nodes=1, metadata_port=port)
+    drill = Drill(steps=60, nodes=1, metadata_port=port, hang_s=120)
+    digest = baselines(drill)
     trial = Trial(sandbox, drill, tmp_path / "run", time_min=1, lead_s=50)
     with Keeper(trial.job_id, interval_s=0.3) as keeper:
-        trial.until(lambda: trial.events("notice"))  # of the time limit: nobody else is there
-        try:
-            trial.hit("slurm")
-        except SlurmspotError as error:  # the job was quicker
-            assert "is not running" in str(error)
-        assert trial.finish(keeper)["digest"] == baselines(drill)
+        hold.ask(trial.folder.hold, "forward", 20)  # the preemption finds it still there
+
+        def warned():
+            trial.folder.hold.touch()
+            return trial.events("held") and trial.events("notice")
+
+        trial.until(warned)  # of the time limit: nobody else is there yet
+        trial.hit("slurm")
+        assert trial.finish(keeper)["digest"] == digest
+    assert len(trial.events("notice")) >= 2
 
 
 def test_the_controller_dies_in_the_middle_of_a_preemption(alone, sandbox, baselines):
