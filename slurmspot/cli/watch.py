@@ -19,6 +19,7 @@ from slurmspot.report.standing import line, standing
 from slurmspot.runfolder import RunFolder
 
 _INTERVAL_S = 5.0
+_USUAL_COLUMNS = 80  # of a terminal that does not say
 _MOST_EFFORT = 0.05  # of the time may go into reading the event log, which grows with the run
 
 
@@ -79,9 +80,9 @@ class _LiveLine:
         if self._live:
             if changed and self._shown:
                 click.echo(err=True)
-            width = max(20, os.get_terminal_size(sys.stderr.fileno()).columns - 1)
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or _USUAL_COLUMNS
             whole = f"job {self._job_id}: {text} · {self._progress(anew=changed)}"
-            click.echo(f"\r\x1b[K{whole[:width]}", err=True, nl=False)
+            click.echo(f"\r\x1b[K{whole[: columns - 1]}", err=True, nl=False)
         elif changed:
             progress = self._progress(anew=True)
             click.echo(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from dataclasses import asdict
 from datetime import timedelta
 
@@ -84,3 +88,30 @@ def test_watch_writes_a_line_for_each_change(events, tmp_path, capsys):
     assert len(lines) == 2
     assert lines[0].startswith("job 17: running on n[0-1] after 2 restarts · train for")
     assert lines[1].startswith("job 17: no longer known to Slurm")
+
+
+def test_on_a_terminal_one_line_is_kept_fresh(events, tmp_path):
+    folder = RunFolder(tmp_path / "run").create()
+    write(folder, events)
+    script = (
+        "import sys\n"
+        "from slurmspot.cli.watch import _LiveLine\n"
+        "from slurmspot.cluster.scontrol import JobState\n"
+        "from slurmspot.cluster.watch import Sighting\n"
+        "from slurmspot.runfolder import RunFolder\n"
+        "shown = _LiveLine(RunFolder.open(sys.argv[1]), '17')\n"
+        "for state in ('RUNNING', 'RUNNING', 'PENDING'):\n"
+        "    shown.update(Sighting(job=JobState(job_id='17', state=state)))\n"
+        "shown.end()\n"
+    )
+    master, slave = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    argv = [sys.executable, "-c", script, str(folder.path)]
+    subprocess.run(argv, stderr=slave, check=True, timeout=60, env=env)
+    os.close(slave)
+    out = os.read(master, 65536).decode()
+    os.close(master)
+    assert out.count("\r\x1b[Kjob 17: running · train for") == 2
+    assert out.count("\n") == 2  # after the last of each state
+    assert "\x1b[1m" not in out
+    assert "pending" in out.splitlines()[-1]
