@@ -45,6 +45,14 @@ from slurmspot.runfolder import RunFolder
 @click.option("--window-s", type=float, help="Seconds that a notice leaves.  [default: GraceTime]")
 @click.option("--lead-s", type=int, help="Notice this long before the time limit, seconds.")
 @click.option(
+    "--notice",
+    multiple=True,
+    help="Listen for this too: aws, gcp, azure or file:PATH; repeatable.",
+)
+@click.option(
+    "--hang-s", type=float, help="Kill and requeue after this long without a step, seconds."
+)
+@click.option(
     "--setup", multiple=True, help="Shell line to run before the ranks start; repeatable."
 )
 @click.option("--dry-run", is_flag=True, help="Print the batch script and submit nothing.")
