@@ -26,7 +26,7 @@ from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Attempt
 from slurmspot.timeline.ranks import by_node, by_rank
 from slurmspot.timeline.records import COMMAND
-from slurmspot.timeline.recovery import breakdown, interruptions
+from slurmspot.timeline.recovery import breakdown, interruptions, of_each
 
 _MOST_TOLD = 20  # rows that were not understood
 _SHORTEST_S = 0.05  # a phase that would read 0.0 s is not shown
@@ -167,7 +167,9 @@ def export(found: History, kind: str, what: str, output: Path | None) -> None:
     frame = {
         "attempts": lambda: frames.attempts(jobs),
         "phases": lambda: frames.phases(jobs),
-        "interruptions": lambda: frames.interruptions(interruptions(jobs, found.events)),
+        "interruptions": lambda: frames.interruptions(
+            interruptions(jobs, found.events) if found.events else of_each(jobs)
+        ),
     }[what]()
     try:
         if kind == "csv":

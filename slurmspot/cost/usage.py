@@ -65,9 +65,15 @@ def usages(
     """What every attempt of ``jobs`` used.
 
     Args:
+        events: of the run that all jobs belong to; without any, each job is work of its own.
         now: counts attempts that still run up to here; without it they count nothing.
     """
     events = tuple(events)
+    groups = [jobs] if events else [[job] for job in jobs]
+    return [one for group in groups for one in _of_one_work(group, events, now)]
+
+
+def _of_one_work(jobs: Sequence[Job], events: Sequence[Event], now: datetime | None) -> list[Usage]:
     found = chains(jobs, events)
     idle = _idle(found)
     sizes = _sizes(events)
@@ -78,7 +84,7 @@ def usages(
     lost = {
         (one.job_id, one.attempt)
         for one in interruptions(jobs, events)
-        if over and not one.recovered
+        if over and not one.recovered and one.kind != "cancelled"  # which someone wanted
     }
     return [
         _usage(

@@ -58,7 +58,11 @@ class Interruption:
 
 
 def interruptions(jobs: Sequence[Job], events: Iterable[Event] = ()) -> list[Interruption]:
-    """Every attempt after which the run was not finished, in order of time for each job."""
+    """Every attempt after which the run was not finished, in order of time for each job.
+
+    All jobs are taken to carry on the same training, as those of one run do. For jobs that have
+    nothing to do with one another see :func:`of_each`.
+    """
     events = tuple(events)
     causes = _Causes(events)
     return [
@@ -66,6 +70,11 @@ def interruptions(jobs: Sequence[Job], events: Iterable[Event] = ()) -> list[Int
         for chain in chains(jobs, events)
         for one in _of_chain(chain[: _unfinished(chain)], chain, causes)
     ]
+
+
+def of_each(jobs: Iterable[Job]) -> list[Interruption]:
+    """The interruptions of jobs that have nothing to do with one another, as in an export."""
+    return [one for job in jobs for one in interruptions([job])]
 
 
 def breakdown(one: Interruption, jobs: Sequence[Job]) -> dict[str, float]:

@@ -15,7 +15,8 @@ from slurmspot.cost.bill import bill, bills, gpu_hours, savings
 from slurmspot.cost.prices import ANY, Other, Prices, Rate, load_prices
 from slurmspot.cost.usage import TERMS, Usage, usages
 from slurmspot.errors import NotFoundError, UsageError
-from slurmspot.timeline.attempts import Attempt
+from slurmspot.timeline.attempts import Attempt, Job
+from slurmspot.timeline.recovery import of_each
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 GOOD = 'as_of = 2026-02-03\ncurrency = "EUR"\n[gpu_hour]\non_demand = 2\nspot = 0.5\n'
@@ -182,6 +183,19 @@ def test_without_an_event_log_all_running_counts_as_useful_and_that_is_said():
     found = bill(usages(jobs), ONE)
     assert found.amounts["repeated"] == 0
     assert any(line.startswith("4 attempts left no event log") for line in found.assumptions)
+
+
+def test_jobs_of_an_export_are_work_of_their_own():
+    def job(job_id, *kinds):
+        attempts = (attempt(1, 4)._replace(index=i, kind=kind) for i, kind in enumerate(kinds))
+        return Job(job_id=job_id, name="", attempts=tuple(attempts))
+
+    jobs = [
+        job("1", "completed"), job("2", "failed"), job("2", "timeout"), job("3", "cancelled"),
+        job("4", "preempted", "completed"),
+    ]  # fmt: skip
+    assert [one.failures for one in usages(jobs)] == [0, 1, 1, 0, 0, 0]
+    assert [one.job_id for one in of_each(jobs)] == ["2", "2", "3", "4"]
 
 
 def test_attempts_that_get_nowhere_are_failures():
