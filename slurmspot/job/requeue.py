@@ -44,7 +44,7 @@ class Decision:
 
 
 def decide(
-    exit_code: int, *, finished: bool, failed: str | None, crashes: int, launched: bool = True
+    exit_code: int, *, finished: bool, failed: str | None, crashes: int, began: bool = True
 ) -> Decision:
     """What becomes of a job whose step ended with ``exit_code``.
 
@@ -53,8 +53,7 @@ def decide(
         finished: the run has written its final checkpoint.
         failed: the error with which a rank of this attempt ended by its own fault.
         crashes: attempts that were killed, since the last commit, before this one.
-        launched: srun has started at least one rank. Where it has not, the fault is the cluster's:
-            Slurm 22.05 gives no step to a job of which it has lost all nodes at once before.
+        began: see :func:`has_begun`. An attempt that has not is taken for the cluster's fault.
     """
     if finished:
         return Decision(False, 0, "the run is complete")
@@ -62,17 +61,33 @@ def decide(
         return Decision(False, 0, "the command ended by itself")
     if exit_code == WANTS_REQUEUE:
         return Decision(True, WANTS_REQUEUE, "checkpointed after a notice")
-    own = launched and exit_code < 128 and exit_code != PEER_LOST
+    own = began and exit_code < 128 and exit_code != PEER_LOST
     if failed is not None or own:
         return Decision(
             False, exit_code, failed or f"the command failed with exit code {exit_code}"
         )
-    death = _death(exit_code) if launched else "srun could not start the ranks"
+    death = _death(exit_code) if began else "the ranks did not get started"
     if crashes >= MAX_CRASHES:
         return Decision(
             False, exit_code, f"{death}; {crashes} attempts before it died without any progress"
         )
     return Decision(True, WANTS_REQUEUE, death)
+
+
+def has_begun(events: Iterable[Event], attempt: str) -> bool:
+    """Whether ``attempt`` has got as far as a run of its own that is at fault would get.
+
+    It has not if srun started no rank at all (Slurm 22.05 gives no step to a job of which it has
+    once lost all nodes at the same time), or if no rank opened the run although ranks of earlier
+    attempts did: the port of the process group may be taken, or a file system not be mounted yet.
+    """
+    opened, launched = set(), set()
+    for event in events:
+        if event.rank.isdecimal():
+            launched.add(event.attempt)
+            if event.event == "attempt_start":
+                opened.add(event.attempt)
+    return attempt in (opened or launched)
 
 
 def own_failure(exits: Iterable[Event]) -> str | None:
@@ -119,8 +134,7 @@ def finish(exit_code: int, job: JobEnvironment, *, runner: Runner = run) -> int:
         finished=folder is not None and folder.finished.exists(),
         failed=own_failure(exits),
         crashes=crashes_without_progress(events),
-        launched=folder is None
-        or any(e.attempt == job.attempt and e.rank.isdecimal() for e in events),
+        began=folder is None or has_begun(events, job.attempt),
     )
     _say(f"{decision.reason}: {'requeue' if decision.requeue else 'end'}")
     if not decision.requeue:

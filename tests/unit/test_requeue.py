@@ -135,3 +135,23 @@ def test_what_slurm_ends_is_left_to_it_unless_time_ran_out(tmp_path, state, requ
     job = JobEnvironment(run=tmp_path, job_id="7")
     assert requeue.finish(WANTS_REQUEUE, job, runner=cluster) == WANTS_REQUEUE
     assert bool(cluster.done) == requeued
+
+
+@pytest.mark.parametrize(
+    ("told", "began"),
+    [
+        ([], False),  # srun started nothing
+        ([("7-1", "launched")], True),  # no attempt has ever opened a run: its own fault
+        ([("7-0", "attempt_start"), ("7-1", "launched")], False),  # the first one could
+        ([("7-0", "launched"), ("7-1", "attempt_start")], True),
+        ([("7-0", "attempt_start"), ("7-1", "attempt_start")], True),
+    ],
+)
+def test_an_attempt_that_got_less_far_than_earlier_ones_is_not_at_fault(told, began):
+    events = [
+        Event(t_ns=0, mono_ns=0, event=name, step=None, attempt=attempt, rank="0")
+        for attempt, name in told
+    ]
+    assert requeue.has_begun(events, "7-1") == began
+    decision = decide(1, finished=False, failed=None, crashes=0, began=began)
+    assert decision.requeue != began
