@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
+from slurmspot.cli import print_json
 from slurmspot.cli.timeline import time_zone
 from slurmspot.cost.prices import load_prices
 from slurmspot.errors import UsageError
-from slurmspot.report import history
+from slurmspot.report import history, table
 from slurmspot.report.compose import build_document
 from slurmspot.report.costs import missing_prices
-from slurmspot.report.document import RunReport
+from slurmspot.report.document import Document, RunReport
 from slurmspot.runfolder import RunFolder
+from slurmspot.timeline.recovery import interruptions
 
 
 @click.command("report")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE.html",
-    help="Where to write the page.",
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html",
+    help="Write one self-contained HTML file here.",
 )  # fmt: skip
 @click.option(
     "--baseline", type=click.Path(path_type=Path), metavar="RUN",
@@ -37,20 +44,22 @@ from slurmspot.runfolder import RunFolder
 )  # fmt: skip
 @click.option("--tz", metavar="ZONE", help="Time zone of that text; default: this machine's.")
 @click.option("--title", help="Title of the page.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(
     *,
     runs: tuple[Path, ...],
-    output: Path,
+    output: Path | None,
     baseline: Path | None,
     prices: Path | None,
     sacct_file: Path | None,
     tz: str | None,
     title: str | None,
+    as_json: bool,
 ) -> int:
-    """Write one self-contained HTML file about RUN..., which are run folders.
+    """Say what happened to RUN..., which are run folders, and what it cost.
 
-    It needs no network to be read, and holds no script. Exits with 1 if a price is missing; the
-    rest is reported all the same.
+    Prints tables, or JSON, and with -o writes a page that needs no network to be read and holds no
+    script. Exits with 1 if a price is missing; the rest is reported all the same.
     """
     price_list = load_prices(prices)
     zone = time_zone(tz)
@@ -76,6 +85,18 @@ def command(
         prices=price_list,
         notes=notes,
     )
+    if output is not None:
+        _write_page(document, output)
+    if as_json:
+        print_json(_json(document, reports))
+    else:
+        click.echo(_text(document))
+    for words in missing_prices(document.unpriced):
+        click.echo(words, err=True)
+    return 1 if document.unpriced else 0
+
+
+def _write_page(document: Document, output: Path) -> None:
     try:
         from slurmspot.report.html import write_html  # noqa: PLC0415  jinja2 is an extra
     except ModuleNotFoundError:
@@ -83,7 +104,30 @@ def command(
             "jinja2 is not installed", fix="pip install 'slurmspot[analysis]'"
         ) from None
     write_html(document, output)
-    click.echo(str(output))
-    for words in missing_prices(document.unpriced):
-        click.echo(words, err=True)
-    return 1 if document.unpriced else 0
+    click.echo(f"wrote {output}", err=True)
+
+
+def _text(document: Document) -> str:
+    bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    figures = [(one.name, one.value, one.note) for one in document.figures]
+    shown = [table.render(("FIGURE", "VALUE", ""), figures, right=["VALUE"], bold=bold)]
+    for part in (document.interruptions, document.shares, document.costs):
+        numbers = [name for name in part.header if name in part.right]
+        if part.rows:
+            shown.append(table.render(part.header, part.rows, right=numbers, bold=bold))
+    return "\n\n".join(shown)
+
+
+def _json(document: Document, reports: Sequence[RunReport]) -> dict[str, Any]:
+    return {
+        "title": document.title,
+        "baseline": document.baseline,
+        "figures": [asdict(one) for one in document.figures],
+        "interruptions": [
+            {"run": report.label, **one.as_json()}
+            for report in reports
+            for one in interruptions(report.jobs, report.events)
+        ],
+        "assumptions": document.assumptions,
+        "notes": document.notes,
+    }

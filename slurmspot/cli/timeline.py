@@ -217,22 +217,7 @@ def _log_json(found: History) -> dict[str, Any]:
     ]
     jobs = found.timeline.jobs
     ends = [
-        {
-            "job_id": one.job_id,
-            "attempt": one.attempt,
-            "kind": one.kind,
-            "injected": one.inject.data.get("kind") if one.inject else None,
-            "at_step": one.at_step,
-            "notice": one.notice,
-            "recovered": one.recovered,
-            "steps_lost": one.steps_lost,
-            "rpo_s": one.rpo_s,
-            "rto_s": one.rto_s,
-            "rto_parts_s": breakdown(one, jobs),
-            "notice_to_durable_s": one.notice_to_durable_s,
-            "notice_to_exit_s": one.notice_to_exit_s,
-            "requeue_wait_s": one.requeue_wait_s,
-        }
+        {**one.as_json(), "rto_parts_s": breakdown(one, jobs)}
         for one in interruptions(jobs, found.events)
     ]
     return {"interruptions": ends, "ranks": ranks, "clocks": [asdict(one) for one in found.clocks]}

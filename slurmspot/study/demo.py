@@ -242,22 +242,7 @@ def summarise(
     return {
         "schema_version": 1,
         "slurm_version": slurm_version,
-        "interruptions": [
-            {
-                "kind": one.kind,
-                "injected": one.inject.data["kind"] if one.inject else None,
-                "at_step": one.at_step,
-                "notice": one.notice,
-                "recovered": one.recovered,
-                "steps_lost": one.steps_lost,
-                "rpo_s": one.rpo_s,
-                "rto_s": one.rto_s,
-                "notice_to_durable_s": one.notice_to_durable_s,
-                "notice_to_exit_s": one.notice_to_exit_s,
-                "requeue_wait_s": one.requeue_wait_s,
-            }
-            for one in found
-        ],
+        "interruptions": [one.as_json() for one in found],
         "final_state_equal": baseline.final["digest"] == spot.final["digest"],
         "baseline_digest": baseline.final["digest"],
         "spot_digest": spot.final["digest"],

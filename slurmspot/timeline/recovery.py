@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 from slurmspot.events import Event
 from slurmspot.timeline.attempts import Job
@@ -55,6 +56,15 @@ class Interruption:
     inject: Event | None
     down_at: datetime | None = None
     back_at: datetime | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, times in ISO 8601; ``injected`` names what was done on purpose."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "inject"}
+        document = {
+            name: value.isoformat() if isinstance(value, datetime) else value
+            for name, value in values.items()
+        }
+        return {**document, "injected": self.inject.data.get("kind") if self.inject else None}
 
 
 def interruptions(jobs: Sequence[Job], events: Iterable[Event] = ()) -> list[Interruption]:

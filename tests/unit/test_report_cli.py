@@ -209,10 +209,22 @@ def test_report(capsys, run, tmp_path):
     code, out, err = call(
         capsys, "report", run.path, "-o", page, "--sacct", SACCT, "--tz", "UTC", "--title", "<Mine>"
     )
-    assert (code, out.strip(), err) == (0, str(page), "")
+    assert (code, err) == (0, f"wrote {page}\n")
+    assert "preemption" in out
+    assert "Effective saving" in out
     text = page.read_text()
     assert "&lt;Mine&gt;" in text
     assert "preemption" in text
+
+
+def test_report_as_json_and_without_a_page(capsys, run, tmp_path):
+    code, out, err = call(capsys, "report", run.path, "--sacct", SACCT, "--tz", "UTC", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["schema_version"] == 1
+    assert {one["kind"] for one in found["interruptions"]} >= {"preemption"}
+    assert {one["run"] for one in found["interruptions"]} == {run.path.name}
+    assert "Interruptions" in {one["name"] for one in found["figures"]}
 
 
 def test_events_that_make_no_sense_do_no_harm(capsys, run, tmp_path):
@@ -227,7 +239,7 @@ def test_events_that_make_no_sense_do_no_harm(capsys, run, tmp_path):
     log.write_text(log.read_text() + "\n".join(nonsense))
     page = tmp_path / "page.html"
     code, _, err = call(capsys, "report", run.path, "-o", page, "--sacct", SACCT, "--tz", "UTC")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"wrote {page}\n")
     assert "preemption" in page.read_text()
 
 
