@@ -278,7 +278,8 @@ def test_a_price_that_is_missing_is_named_and_the_rest_reported(capsys, run, tmp
         *(capsys, "report", run.path, "-o", page, "--sacct", SACCT, "--tz", "UTC"),
         *("--prices", prices),
     )
-    assert (code, out.strip()) == (1, str(page))
+    assert code == 1
+    assert "not compared" in out
     assert "no price" in err
     assert "preemption" in page.read_text()
     prices.write_text(PRICES + 'partitions = ["spot", "ondemand"]\n')
