@@ -11,6 +11,7 @@
         ├── CorruptCheckpointError     its bytes are not the bytes that were saved
         ├── MismatchedCheckpointError  intact, but of another model or state
         └── CheckpointWriteError       it could not be made durable
+            └── FencedError            another attempt has taken the run over
 
 An error says what happened, why, and what to do next. The command line prints those three lines
 and no traceback. Exit code 75 is not an error: see :class:`slurmspot.job.run.Preempted`.
@@ -77,3 +78,7 @@ class MismatchedCheckpointError(CheckpointError):
 
 class CheckpointWriteError(CheckpointError):
     """A checkpoint could not be made durable; the previous one is untouched."""
+
+
+class FencedError(CheckpointWriteError):
+    """A newer attempt owns the run: this one may neither commit nor remove anything."""

@@ -12,8 +12,9 @@ Event names and what belongs to each (besides ``t_ns``, ``mono_ns``, ``event``, 
 ``attempt_start``    job_id, restart, rank, world_size, host, pid
 ``imports_done``     -
 ``restore_begin``    -
-``restore_end``      step restored (null: nothing to restore), tier, seconds, rejected (list of
-                     {step, problem}: newer checkpoints that did not verify)
+``restore_end``      step restored (null: nothing to restore), tier (``local``: it was on the nodes'
+                     disks alone), seconds, rejected and passed_over (lists of {step, problem}:
+                     newer ones that did not verify; newer ones on the nodes' disks, of no use)
 ``step``             rank 0 only, thinned to about one a second; loss if logged
 ``first_step``       the first step that no earlier attempt had run; repeated (steps done twice)
 ``goal``             total: steps of the whole run, null for one epoch; its step: where it begins
@@ -26,8 +27,11 @@ Event names and what belongs to each (besides ``t_ns``, ``mono_ns``, ``event``, 
                      goes on, training waits to see that only its optimizer moves it
 ``save_skipped``     trigger; every rank skips it: the one before is not durable everywhere yet
 ``persist_end``      size_bytes, seconds
-``commit``           tier, trigger
-``save_failed``      error
+``commit``           tier (``local``: safe against the loss of processes; ``remote``: of nodes
+                     too), trigger; ``restore``: one found on the nodes' disks
+``save_failed``      error; tier: ``local`` where the remote one then stood in
+``drain_skipped``    a step on the nodes' disks, passed by for a newer one or for want of time
+``drain_failed``     error
 ``requeue_asked``    exit_code, avoiding (nodes that go away); rank name ``batch``
 ``hang``             seconds without a step (rank name ``watchdog``); the ranks are killed
 ``held``             phase: a drill holds this rank in it, until ``released``

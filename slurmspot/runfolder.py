@@ -8,6 +8,7 @@
     RUN/events/<attempt>/<rank>.jsonl    the event log
     RUN/events/<attempt>/<rank>.beat     the last step run (binary, fixed size)
     RUN/checkpoints/step-00001200/       committed checkpoints
+    RUN/owner.json                       the attempt that may write checkpoints
     RUN/finished.json                    written once, after the last commit
     RUN/hold.json                        a drill's request to stand still in a phase
 """
@@ -51,6 +52,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Remote (shared, persistent) tier."""
         return self.path / "checkpoints"
+
+    @property
+    def owner(self) -> Path:
+        """Tells which attempt may write checkpoints: see :mod:`slurmspot.checkpoint.ownership`."""
+        return self.path / "owner.json"
 
     @property
     def finished(self) -> Path:

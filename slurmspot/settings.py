@@ -26,6 +26,7 @@ NOTICE_VAR = "SLURMSPOT_NOTICE"
 METADATA_URL_VAR = "SLURMSPOT_METADATA_URL"
 HANG_VAR = "SLURMSPOT_HANG_S"
 HOLD_VAR = "SLURMSPOT_HOLD"
+LOCAL_VAR = "SLURMSPOT_LOCAL"
 
 DEFAULT_PERIOD_S = 900.0
 DEFAULT_KEEP = 3
@@ -72,6 +73,8 @@ class JobEnvironment:
         notice: sources of notices besides the signals: see :mod:`slurmspot.job.sources`.
         metadata_url: stands in for the clouds' metadata services; ``%n`` is the node's name.
         hang_s: seconds without a step after which the job is taken to hang; 0 is never.
+        local: a folder on each node's own disk, for the local tier; ``{node}`` in it is the
+            node's name; empty: there is none.
         hold: drills may hold the ranks in a phase: see :mod:`slurmspot.job.hold`.
     """
 
@@ -90,12 +93,18 @@ class JobEnvironment:
     notice: tuple[str, ...] = ()
     metadata_url: str = ""
     hang_s: float = 0.0
+    local: str = ""
     hold: bool = False
 
     @property
     def attempt(self) -> str:
         """Name of this attempt: job id and restart count, unique within a run."""
         return f"{self.job_id}-{self.restart}"
+
+    @property
+    def local_folder(self) -> Path | None:
+        """The folder of the local tier on this node, or None."""
+        return Path(self.local.replace("{node}", self.host)) if self.local else None
 
     @classmethod
     def read(cls, env: Mapping[str, str] | None = None) -> JobEnvironment:
@@ -132,6 +141,7 @@ class JobEnvironment:
             notice=checked_notice(filter(None, env.get(NOTICE_VAR, "").split(","))),
             metadata_url=env.get(METADATA_URL_VAR, ""),
             hang_s=_number(env, HANG_VAR, float, 0.0, least=0.0),
+            local=checked_local(env.get(LOCAL_VAR, "")),
             hold=env.get(HOLD_VAR, "") == "1",
         )
 
@@ -150,6 +160,20 @@ def checked_notice(names: Iterable[str]) -> tuple[str, ...]:
                 fix="use aws, gcp, azure or file:PATH; signals are always heeded",
             )
     return names
+
+
+def checked_local(folder: str) -> str:
+    """The folder of the local tier, which must be absolute; empty is none.
+
+    Raises:
+        UsageError: it is relative.
+    """
+    if folder and not folder.startswith("/"):
+        raise UsageError(
+            f"local={folder!r} is not an absolute path",
+            fix="name a folder on the nodes' own disks; {node} in it is the node's name",
+        )
+    return folder
 
 
 def slurm_job_id(env: Mapping[str, str]) -> str | None:

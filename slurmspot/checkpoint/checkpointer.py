@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +15,28 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from slurmspot.checkpoint import host, loading, saving, steps
+from slurmspot.checkpoint import host, loading, restoring, saving, steps
 from slurmspot.checkpoint.copying import Copying, Steadiness
+from slurmspot.checkpoint.disk import REAL, Disk
+from slurmspot.checkpoint.local import TURN
 from slurmspot.checkpoint.objects import parts
+from slurmspot.checkpoint.ownership import Claim
 from slurmspot.checkpoint.random_state import RandomState
 from slurmspot.checkpoint.ranks import Ranks
+from slurmspot.checkpoint.restoring import Restored
 from slurmspot.checkpoint.staging import Staging
 from slurmspot.checkpoint.state import State, take
+from slurmspot.checkpoint.storage import Hdf5StorageWriter
 from slurmspot.checkpoint.tagged import Encoded, encode
+from slurmspot.checkpoint.tiers import KEEP, LocalTier, Order, Pace
 from slurmspot.errors import (
+    CheckpointError,
     CheckpointWriteError,
-    CorruptCheckpointError,
-    SlurmspotError,
+    FencedError,
     UsageError,
 )
 
 __all__ = ["Checkpointer", "Held", "RandomState", "Restored"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """What :meth:`Checkpointer.restore` found.
-
-    Attributes:
-        step: the step whose state the objects now have.
-        meta: what the save was given.
-        rejected: (step, problem) of each newer checkpoint that did not verify.
-        seconds: how long it took.
-        fresh: per-rank objects that began anew on this rank, which the saved run did not have.
-    """
-
-    step: int
-    meta: dict[str, Any]
-    rejected: list[tuple[int, str]] = field(default_factory=list)
-    seconds: float
-    fresh: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +59,13 @@ class _Save:
     """What the background needs to know of one save.
 
     Attributes:
+        local: commit it on the nodes' own disks, and drain it from there.
         stall_s: seconds that training has waited up to here.
         earlier: the save that must be over before this one is written.
     """
 
-    step: int
-    target: Path
-    trigger: str
+    order: Order
+    local: bool
     snapshot: Callable[[], saving.Snapshot]
     copying: Copying
     stall_s: float
@@ -103,6 +90,11 @@ class Checkpointer:
             ``fresh_state(seed)`` for ranks that the saved run did not have.
         in_flight: how many saves may be unfinished at once, at least 1; each takes one copy of
             the state in memory. They are written one after the other.
+        claim: makes this the only checkpointer that may write to ``folder`` from here on.
+        local: a folder on this node's own disk, which must exist: periodic saves are committed
+            there first and drained to ``folder`` in the background. Needs ``claim``.
+        node: this node's name; ranks that give the same one share ``local``.
+        disk: the calls that write and read what is drained.
         emit: called as ``emit(event, step=…, **data)`` with the events of
             :mod:`slurmspot.events`, also from the background thread.
     """
@@ -116,6 +108,10 @@ class Checkpointer:
         process_group: dist.ProcessGroup | None = None,
         per_rank: frozenset[str] = frozenset({"random"}),
         in_flight: int = 1,
+        claim: Claim | None = None,
+        local: Path | None = None,
+        node: str = "",
+        disk: Disk = REAL,
         emit: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
         self._folder = folder
@@ -139,7 +135,28 @@ class Checkpointer:
         self._known = Steadiness()
         self._unhook = [part.before_step(self._before_step) for part in self._parts.values()]
         self._failure: CheckpointWriteError | None = None
+        self._undrained: CheckpointWriteError | None = None
         self._rejected: set[int] = set()
+        self._pruning = threading.Lock()
+        self._pace = Pace()
+        self._owner = (
+            None if claim is None else self._ranks.reduce(lambda: None, lambda _: claim.take())
+        )
+        self._local: LocalTier | None = None
+        if local is not None:
+            if self._owner is None:
+                raise UsageError("a local tier needs a claim", why="it tells runs apart")
+            self._local = LocalTier(
+                local,
+                node=node,
+                remote=folder,
+                ranks=self._ranks.twin(),
+                owner=self._owner,
+                emit=emit,
+                arrived=self._arrived,
+                failed=self._not_drained,
+                disk=disk,
+            )
         # Those begun by this attempt are never among them, nor are those of later attempts, which
         # a process that is still running on a lost node would otherwise destroy.
         self._stale = self._ranks.reduce(lambda: steps.partials(folder), lambda found: found[0])
@@ -150,7 +167,14 @@ class Checkpointer:
         return sum(staging.size_bytes for staging in self._staging)
 
     def save(
-        self, step: int, *, trigger: str, meta: Mapping[str, Any], may_skip: bool = False
+        self,
+        step: int,
+        *,
+        trigger: str,
+        meta: Mapping[str, Any],
+        may_skip: bool = False,
+        within_s: float | None = None,
+        node_stays: bool = True,
     ) -> bool:
         """Copy the state of all objects, then persist and commit it in the background.
 
@@ -161,8 +185,13 @@ class Checkpointer:
 
         Where ``in_flight`` saves are unfinished, waits for the oldest of them.
 
+        With a local tier, a save for a notice goes to the remote one only if it will be there in
+        time, or if a node goes away with its disk; a final one always does.
+
         Args:
             may_skip: rather do nothing than wait, on all ranks alike.
+            within_s: seconds until this process may be killed; None if it is not known to be.
+            node_stays: whether this node is there for the next attempt, as far as one knows.
 
         Returns:
             Whether a save was begun.
@@ -171,7 +200,7 @@ class Checkpointer:
             UsageError: the step has more than eight digits.
         """
         begin = time.monotonic()
-        target = self._folder / steps.step_name(step)
+        steps.step_name(step)
         full = len(self._threads) == len(self._staging)
         if full and may_skip and self._votes.any(self._threads[0].is_alive()):
             self._emit("save_skipped", step=step, trigger=trigger)
@@ -181,17 +210,17 @@ class Checkpointer:
         if full:
             self._threads.popleft().join()
         snapshot, copying = self._snapshot(meta, late=trigger == "period")
-        order = _Save(
-            step=step,
-            target=target,
-            trigger=trigger,
+        order = Order(step=step, trigger=trigger, size_bytes=self._staging[-1].size_bytes)
+        save = _Save(
+            order=order,
+            local=self._goes_local(order, within_s, node_stays=node_stays),
             snapshot=snapshot,
             copying=copying,
             stall_s=time.monotonic() - begin,
             earlier=self._threads[-1] if self._threads else None,
         )
         thread = threading.Thread(
-            target=self._persist, args=(order,), name="slurmspot-checkpoint", daemon=True
+            target=self._persist, args=(save,), name="slurmspot-checkpoint", daemon=True
         )
         thread.start()
         self._threads.append(thread)
@@ -205,21 +234,33 @@ class Checkpointer:
             CheckpointWriteError: it failed; the same on every rank.
         """
         self._join()
-        if failure := self.failed():
+        failure, self._failure = self._failure, None
+        if failure is not None:
             raise failure
 
+    def drain(self, within_s: float | None = None) -> None:
+        """Wait until all that is on the nodes' disks is on the remote tier too.
+
+        What is not there ``within_s`` seconds is given up; it stays on the nodes' disks.
+        """
+        if self._local is not None:
+            self._local.wait(within_s)
+
     def failed(self) -> CheckpointWriteError | None:
-        """Why the last save that ended has failed, told once; None if it did not.
+        """Why the last save or drain that ended has failed, told once; None if it did not.
 
         Does not wait. All ranks are told the same, though one may be told a step later.
         """
-        failure, self._failure = self._failure, None
+        failure, self._failure = self._failure or self._undrained, None
+        self._undrained = None
         return failure
 
     def restore(self) -> Restored | None:
         """Load the newest checkpoint that verifies; the same on every rank. Collective.
 
-        The folder is searched; nothing that merely points to a checkpoint is trusted.
+        The folder is searched; nothing that merely points to a checkpoint is trusted. One on the
+        nodes' disks that is newer, and complete over the nodes that are here, is first brought to
+        the remote tier.
 
         Returns:
             None if there is no checkpoint at all.
@@ -228,34 +269,19 @@ class Checkpointer:
             CorruptCheckpointError: there are checkpoints, and none verifies.
             MismatchedCheckpointError: the newest intact one is of other objects.
         """
-        begin = time.monotonic()
         self._join()
-        found = self._ranks.reduce(
-            lambda: list(steps.committed(self._folder)), lambda every: every[0]
+        self.drain()
+        restored = restoring.restore(
+            self._folder,
+            self._parts,
+            ranks=self._ranks,
+            per_rank=self._per_rank,
+            local=self._local,
+            promoted=self._promoted,
         )
-        rejected: list[tuple[int, str]] = []
-        for step in found:
-            path = self._folder / steps.step_name(step)
-            try:
-                loaded = loading.load(path, self._parts, ranks=self._ranks, per_rank=self._per_rank)
-            except CorruptCheckpointError as error:
-                rejected.append((step, error.why or error.what))
-                continue
-            self._rejected = {step for step, _ in rejected}
-            return Restored(
-                step=step,
-                meta=loaded.metadata,
-                rejected=rejected,
-                seconds=time.monotonic() - begin,
-                fresh=loaded.fresh,
-            )
-        if rejected:
-            raise CorruptCheckpointError(
-                f"none of {len(rejected)} checkpoints in {self._folder} is intact",
-                why=f"step {rejected[0][0]}: {rejected[0][1]}",
-                fix="move them away to begin again from the first step",
-            )
-        return None
+        if restored is not None:
+            self._rejected = {step for step, _ in restored.rejected} - {restored.step}
+        return restored
 
     def hold(self) -> Held:
         """Copy everything registered, gradients included, to host memory.
@@ -302,14 +328,28 @@ class Checkpointer:
         return summed.hexdigest()
 
     def close(self) -> None:
-        """Wait for the saves in flight; let go of optimizers, memory and process groups."""
+        """Wait for saves and drains in flight; let go of optimizers, memory and groups."""
         self._join()
+        if self._local is not None:
+            self._local.close()
         for unhook in self._unhook:
             unhook()
         self._staging = deque(Staging() for _ in self._staging)
         self._votes.close()
         if self._owns_group:
             self._ranks.close()
+
+    def _goes_local(self, order: Order, within_s: float | None, *, node_stays: bool) -> bool:
+        """Whether a save goes to the nodes' own disks first; the same on every rank."""
+        if self._local is None:
+            return False
+        if order.trigger not in {"notice", "final"}:
+            return True
+        self._local.give_up(before=order.step)  # this one needs the remote tier to itself
+        if order.trigger == "final":
+            return False
+        late = within_s is not None and not self._pace.fits(order.size_bytes, within_s)
+        return self._votes.any(late) and not self._votes.any(not node_stays)
 
     def _key(self, name: str) -> str:
         return loading.key_of(name, self._ranks.rank, per_rank=name in self._per_rank)
@@ -322,7 +362,8 @@ class Checkpointer:
     ) -> tuple[Callable[[], saving.Snapshot], Copying]:
         """Copy everything; an error is kept for the save, where every rank hears of it."""
         try:
-            metadata = Encoded(encode(dict(meta), "meta"))
+            turn = {} if self._owner is None else {TURN: self._owner.turn}
+            metadata = Encoded(encode({**meta, **turn}, "meta"))
             states = {name: self._take(name) for name in self._parts}
             rooms, copying = self._copy(states.values(), late=late)
             self._staging.rotate(-1)
@@ -370,32 +411,75 @@ class Checkpointer:
 
     def _persist(self, save: _Save) -> None:
         stall_s = save.stall_s + save.copying.carry_out()
-        self._emit("snapshot_end", step=save.step, stall_s=stall_s)
+        self._emit("snapshot_end", step=save.order.step, stall_s=stall_s)
         if save.earlier is not None:
             save.earlier.join()
         begin = time.monotonic()
 
         def on_written(size_bytes: int) -> None:
             seconds = time.monotonic() - begin
-            self._emit("persist_end", step=save.step, size_bytes=size_bytes, seconds=seconds)
+            self._emit("persist_end", step=save.order.step, size_bytes=size_bytes, seconds=seconds)
 
-        try:
+        def write(writer: Hdf5StorageWriter) -> None:
             saving.save(
-                save.target,
+                writer,
                 save.snapshot,
                 ranks=self._ranks,
                 on_written=on_written,
                 confirm=save.copying.confirm,
             )
+
+        try:
+            if not self._saved_locally(save, write):
+                target = self._folder / steps.step_name(save.order.step)
+                write(Hdf5StorageWriter(target, keep_existing=True, fence=self._fence))
+                self._arrived(save.order, time.monotonic() - begin)
         except Exception as error:  # noqa: BLE001 - told by failed() and wait(), never lost
-            self._failure = _failure(save.step, error)
-            self._emit("save_failed", step=save.step, error=self._failure.why)
+            self._failure = saving.failure(save.order.step, error)
+            self._emit("save_failed", step=save.order.step, error=self._failure.why)
             return
         self._failure = None
+
+    def _saved_locally(self, save: _Save, write: Callable[[Hdf5StorageWriter], None]) -> bool:
+        """Commit on the nodes' disks, if it should be; the remote tier stands in for them."""
+        if self._local is None or not save.local:
+            return False
+        try:
+            write(self._local.writer(save.order.step))
+        except FencedError:
+            raise
+        except CheckpointError as error:
+            if self._ranks.rank == 0:
+                self._emit("save_failed", step=save.order.step, tier=steps.LOCAL, error=str(error))
+            return False
         if self._ranks.rank == 0:
-            self._emit("commit", step=save.step, tier=steps.REMOTE, trigger=save.trigger)
-            with contextlib.suppress(OSError):  # what cannot be removed now is removed later
-                self._prune(save.step)
+            self._emit("commit", step=save.order.step, tier=steps.LOCAL, trigger=save.order.trigger)
+        self._local.committed(save.order, self._ranks)
+        return True
+
+    def _promoted(self, step: int) -> None:
+        if self._ranks.rank == 0:
+            self._emit("commit", step=step, tier=steps.REMOTE, trigger="restore")
+
+    def _arrived(self, order: Order, seconds: float) -> None:
+        """A step is on the remote tier."""
+        self._pace.note(order.size_bytes, seconds)
+        self._undrained = None
+        if self._ranks.rank == 0:
+            self._emit("commit", step=order.step, tier=steps.REMOTE, trigger=order.trigger)
+            # What cannot be removed now is removed later; what is another's, never.
+            with self._pruning, contextlib.suppress(OSError, FencedError):
+                self._fence()
+                self._prune(order.step)
+        if self._local is not None:
+            self._local.superseded(order.step, keep=0 if order.trigger == "final" else KEEP)
+
+    def _not_drained(self, failure: CheckpointWriteError) -> None:
+        self._undrained = failure
+
+    def _fence(self) -> None:
+        if self._owner is not None:
+            self._owner.check()
 
     def _prune(self, saved: int) -> None:
         """Remove what is superseded by ``saved``, which is durable."""
@@ -414,18 +498,3 @@ def _raiser(error: Exception) -> Callable[[], saving.Snapshot]:
         raise error
 
     return get
-
-
-def _failure(step: int, error: Exception) -> CheckpointWriteError:
-    if isinstance(error, SlurmspotError):
-        why = "; ".join(filter(None, (error.what, error.why)))
-        fix = error.fix
-    else:
-        why, fix = f"{type(error).__name__}: {error}", None
-    failure = CheckpointWriteError(
-        f"step {step} could not be saved; the checkpoint before it is untouched",
-        why=why,
-        fix=fix or "free space or repair the file system, if that is the cause",
-    )
-    failure.__cause__ = error
-    return failure

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -18,7 +17,7 @@ from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.state import State
 from slurmspot.checkpoint.storage import Hdf5StorageWriter
 from slurmspot.checkpoint.tagged import Encoded
-from slurmspot.errors import CheckpointWriteError
+from slurmspot.errors import CheckpointWriteError, FencedError, SlurmspotError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +63,17 @@ class _Note:
 
 
 def save(
-    target: Path,
+    writer: Hdf5StorageWriter,
     snapshot: Callable[[], Snapshot],
     *,
     ranks: Ranks,
     on_written: Callable[[int], None],
     confirm: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write and commit ``target``, or leave nothing behind.
+    """Write and commit a checkpoint, or leave nothing behind.
 
     Args:
+        writer: knows where; not used before.
         snapshot: gives this rank's part; may raise.
         on_written: called on each rank with the bytes it has made durable, before the commit.
         confirm: called on each rank when all is written; raises if it must not be committed.
@@ -81,7 +81,6 @@ def save(
     Raises:
         SlurmspotError: a rank failed; the same on every rank.
     """
-    writer = Hdf5StorageWriter(target, keep_existing=True)
     planner = DefaultSavePlanner(
         flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=False
     )
@@ -111,13 +110,18 @@ def save(
         on_written(writer.size_bytes)
         return results, {name: _note(one, writer.hashes) for name, one in captures.items()}
 
-    def commit(every: list[tuple[list[WriteResult], dict[str, _Note]]]) -> None:
+    def seal(every: list[tuple[list[WriteResult], dict[str, _Note]]]) -> bytes:
         writer.objects = _describe([notes for _, notes in every])
-        writer.finish(overall[0], [results for results, _ in every])
+        return writer.seal(overall[0], [results for results, _ in every])
+
+    def commit() -> None:
+        if writer.partial is not None:
+            writer.commit(sealed)
 
     try:
         plans = ranks.reduce(plan_mine, plan_all)
-        ranks.reduce(write, commit)
+        sealed = ranks.reduce(write, seal)
+        ranks.reduce(commit, lambda _: None)
     except BaseException:
         if writer.partial is not None:  # a full disk needs its space back
             steps.remove(writer.partial)
@@ -172,3 +176,21 @@ def _describe(notes: Sequence[Mapping[str, _Note]]) -> dict[str, ObjectRecord]:
             fingerprints=tuple(note.fingerprint for note in (ours[:1] if replicated else ours)),
         )
     return records
+
+
+def failure(step: int, error: Exception) -> CheckpointWriteError:
+    """What to tell of a save of ``step`` that ended by ``error``."""
+    if isinstance(error, FencedError):
+        return error
+    if isinstance(error, SlurmspotError):
+        why = "; ".join(filter(None, (error.what, error.why)))
+        fix = error.fix
+    else:
+        why, fix = f"{type(error).__name__}: {error}", None
+    told = CheckpointWriteError(
+        f"step {step} could not be saved; the checkpoint before it is untouched",
+        why=why,
+        fix=fix or "free space or repair the file system, if that is the cause",
+    )
+    told.__cause__ = error
+    return told

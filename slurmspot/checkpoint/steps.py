@@ -20,7 +20,10 @@ _STEP = re.compile(r"step-(\d{8})\Z", re.ASCII)
 _PARTIAL = ".partial-"
 
 REMOTE = "remote"
-"""The tier of shared, persistent storage."""
+"""The tier of shared, persistent storage: survives the loss of nodes."""
+
+LOCAL = "local"
+"""The tier of the nodes' own disks: survives the loss of processes."""
 
 
 def step_name(step: int) -> str:
@@ -68,23 +71,41 @@ def begin(target: Path) -> Path:
     if not target.parent.is_dir():
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         sync(target.parent.parent)
-    partial = target.with_name(f"{target.name}{_PARTIAL}{secrets.token_hex(8)}")
+    partial = partial_of(target)
     partial.mkdir(mode=0o700)
     return partial
 
 
-def commit(partial: Path, target: Path, *, is_good: Callable[[Path], bool]) -> None:
+def partial_of(path: Path) -> Path:
+    """A unique name beside ``path`` that nothing takes for it."""
+    return path.with_name(f"{path.name}{_PARTIAL}{secrets.token_hex(8)}")
+
+
+def commit(
+    partial: Path,
+    target: Path,
+    *,
+    is_good: Callable[[Path], bool],
+    fence: Callable[[], None] = lambda: None,
+) -> None:
     """Turn ``partial``, whose content is durable, into the checkpoint ``target``, durably.
 
     If ``target`` exists and ``is_good``, another writer was there first: it stays and ours is
     dropped. If it exists and is damaged, ours takes its place.
+
+    Args:
+        fence: called last before the name is taken, or something under it removed; raises if this
+            process may not.
     """
     sync(partial)
+    fence()
     while not _renamed(partial, target):
         if is_good(target):
             remove(partial)
             break
+        fence()
         remove(target)
+        fence()
     sync(target.parent)
 
 
@@ -105,7 +126,7 @@ def remove(path: Path) -> None:
     That another process removes it as well does no harm.
     """
     if not is_partial(path):
-        doomed = path.with_name(f"{path.name}{_PARTIAL}{secrets.token_hex(8)}")
+        doomed = partial_of(path)
         try:
             path.rename(doomed)
         except FileNotFoundError:
@@ -116,6 +137,17 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a small file so that after a crash it is wholly there, or as it was before."""
+    partial = partial_of(path)
+    with partial.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    sync(path.parent)
 
 
 def sync(folder: Path) -> None:

@@ -16,7 +16,7 @@ import io
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where one rank writes: decided by the coordinator, sent with the plan."""
 
     folder: Path
@@ -68,6 +68,7 @@ class Hdf5StorageWriter(StorageWriter):
         metadata: whatever shall be kept with it; plain data, or tagged JSON already.
         keep_existing: if an intact checkpoint turns out to be at ``path``, drop ours instead of
             failing.
+        fence: called last before the commit; raises if it must not be.
         disk: the calls that write data files.
 
     Attributes:
@@ -82,10 +83,12 @@ class Hdf5StorageWriter(StorageWriter):
         step: int | None = None,
         metadata: Mapping[str, Any] | tagged.Encoded | None = None,
         keep_existing: bool = False,
+        fence: Callable[[], None] = lambda: None,
         disk: Disk = REAL,
     ) -> None:
         super().__init__()
         self._disk = disk
+        self._fence = fence
         self._step = step
         self.metadata = metadata
         self._keep_existing = keep_existing
@@ -119,13 +122,13 @@ class Hdf5StorageWriter(StorageWriter):
         self.partial = steps.begin(self._path)
         self._world_size = len(plans)
         return [
-            dataclasses.replace(plan, storage_data=_Place(self.partial, f"rank-{rank:05d}.h5"))
+            dataclasses.replace(plan, storage_data=Place(self.partial, f"rank-{rank:05d}.h5"))
             for rank, plan in enumerate(plans)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's file, durably, hashing on the way."""
-        place: _Place = plan.storage_data
+        place: Place = plan.storage_data
         tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
         values = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
         results = [
@@ -157,8 +160,10 @@ class Hdf5StorageWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the manifest and commit."""
-        if self.partial is None:
-            raise CheckpointWriteError("the save was never begun on this rank")
+        self.commit(self.seal(metadata, results))
+
+    def seal(self, metadata: Metadata, results: list[list[WriteResult]]) -> bytes:
+        """The manifest."""
         files: dict[str, DataFile] = {}
         values: dict[str, Any] = {}
         for result in (one for rank in results for one in rank):
@@ -176,11 +181,19 @@ class Hdf5StorageWriter(StorageWriter):
             values=values,
             planner=tagged.encode(metadata.planner_data, "planner_data"),
         )
-        with (self.partial / manifest.NAME).open("xb") as file:
-            file.write(manifest.dump(document))
-            file.flush()
-            os.fsync(file.fileno())
-        steps.commit(self.partial, self._path, is_good=lambda path: not problems_of(path))
+        return manifest.dump(document)
+
+    def commit(self, sealed: bytes) -> None:
+        """Write the manifest and make it a checkpoint."""
+        if self.partial is None:
+            raise CheckpointWriteError("the save was never begun on this rank")
+        steps.write_durably(self.partial / manifest.NAME, sealed)
+        steps.commit(
+            self.partial,
+            self._path,
+            is_good=lambda path: not problems_of(path),
+            fence=self._fence,
+        )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -38,6 +38,7 @@ def command(run: Path, as_json: bool) -> int:
         "phase_s": now.phase_s,
         "last_step": now.last_step,
         "last_durable_step": now.last_durable_step,
+        **({} if now.last_local_step is None else {"last_local_step": now.last_local_step}),
         "steps_at_risk": now.steps_at_risk,
         "steps_lost": now.steps_lost,
         "failed_saves": now.failed_saves,

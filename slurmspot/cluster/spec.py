@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from slurmspot.errors import UsageError
-from slurmspot.settings import DEFAULT_KEEP, DEFAULT_PERIOD_S, checked_notice
+from slurmspot.settings import DEFAULT_KEEP, DEFAULT_PERIOD_S, checked_local, checked_notice
 
 ENV_PREFIX = "SLURMSPOT_LAUNCH_"
 
@@ -33,6 +33,8 @@ class Spec:
         period_s: seconds between periodic checkpoints.
         period_steps: steps between periodic checkpoints; 0 means time alone decides.
         keep: committed checkpoints to keep.
+        local: a folder on each node's own disk, to which periodic checkpoints go first;
+            ``{node}`` in it is the node's name; empty: there is none.
         window_s: seconds that a SIGUSR1 leaves; 0 asks the partition (GraceTime).
         kill_wait_s: seconds from SIGTERM to SIGKILL; 0 asks the cluster (KillWait).
         lead_s: send SIGUSR1 this many seconds before the time limit.
@@ -61,6 +63,7 @@ class Spec:
     period_s: float = DEFAULT_PERIOD_S
     period_steps: int = 0
     keep: int = DEFAULT_KEEP
+    local: str = ""
     window_s: float = 0.0
     kill_wait_s: float = 0.0
     lead_s: int = 60
@@ -96,6 +99,7 @@ class Spec:
             if not getattr(self, name) >= least:
                 raise UsageError(f"{name}={getattr(self, name)} is less than {least}")
         checked_notice(self.notice)
+        checked_local(self.local)
 
     @property
     def ranks_per_node(self) -> int:

@@ -239,6 +239,7 @@ def _exports(spec: Spec, folder: RunFolder, windows: Windows) -> list[str]:
         settings.PERIOD_VAR: f"{spec.period_s:g}",
         settings.PERIOD_STEPS_VAR: str(spec.period_steps),
         settings.KEEP_VAR: str(spec.keep),
+        settings.LOCAL_VAR: spec.local,
         settings.WINDOW_VAR: f"{windows.window_s:g}",
         settings.KILL_WAIT_VAR: f"{windows.kill_wait_s:g}",
         settings.NOTICE_VAR: ",".join(spec.notice),

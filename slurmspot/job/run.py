@@ -28,7 +28,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
-from slurmspot.errors import CheckpointWriteError, SlurmspotError, UsageError
+from slurmspot.checkpoint.ownership import Claim
+from slurmspot.checkpoint.steps import write_durably
+from slurmspot.errors import CheckpointWriteError, FencedError, SlurmspotError, UsageError
 from slurmspot.events import Clock, Thinning, last_step
 from slurmspot.job import hold, sources
 from slurmspot.job.agreement import Agreement, Wish
@@ -39,6 +41,7 @@ from slurmspot.runfolder import RunFolder
 from slurmspot.settings import JobEnvironment
 
 _S = 1_000_000_000
+_LEAVING_S = 2.0  # of a window, for the ranks to end
 
 
 class Preempted(SystemExit):
@@ -95,6 +98,9 @@ class Run:
             {**objects, "random": self._cursor},
             keep=env.keep,
             process_group=dist.new_group(backend="gloo") if distributed else None,
+            claim=Claim(path=folder.owner, job_id=env.job_id, restart=env.restart),
+            local=env.local_folder,
+            node=env.host,
             emit=self._events.write,
         )
         self._last_save_ns = clock.mono_ns()
@@ -195,16 +201,22 @@ class Run:
             self._events.write("restore_end", step=None)
             return
         self.step = restored.step
-        rejected = [{"step": step, "problem": problem} for step, problem in restored.rejected]
+        rejected, passed_over = (
+            [{"step": step, "problem": problem} for step, problem in pairs]
+            for pairs in (restored.rejected, restored.passed_over)
+        )
         self._events.write(
             "restore_end",
             step=restored.step,
-            tier="remote",
+            tier=restored.tier,
             seconds=restored.seconds,
             rejected=rejected,
+            passed_over=passed_over,
         )
         for item in rejected:
             self._say(f"checkpoint of step {item['step']} was rejected: {item['problem']}")
+        for item in passed_over:
+            self._say(f"step {item['step']} on the local tier was passed over: {item['problem']}")
         self._say(f"resumed at step {self.step}")
 
     def __exit__(
@@ -315,11 +327,13 @@ class Run:
         wish = Wish(leave=remaining_s is not None, remaining_s=remaining_s, save=self._overdue())
         agreed = self._agreement.exchange(wish)
         failure = self._checkpointer.failed()
+        if isinstance(failure, FencedError):
+            raise failure
         if failure is not None:
             self._saved_step = None
             self._say(f"{failure}\n  the checkpoint before it stays good; training goes on")
         if agreed.leave:
-            self._leave()
+            self._leave(agreed.remaining_s)
         elif agreed.save or (period_steps and self.step % period_steps == 0):
             self._save("period")  # once: check() may come by here many times in one step
 
@@ -329,21 +343,33 @@ class Run:
             return False
         return self._clock.mono_ns() - self._last_save_ns >= self._env.period_s * _S
 
-    def _save(self, trigger: str) -> None:
+    def _save(self, trigger: str, *, within_s: float | None = None) -> None:
         if self._saved_step == self.step:
             return
         self._last_save_ns = self._clock.mono_ns()
         meta = {"attempt": self._env.attempt, "epoch": self._cursor.epoch}
         # A period in steps says which steps to save; one in seconds can pass one by.
         may_skip = trigger == "period" and not self._env.period_steps
-        if self._checkpointer.save(self.step, trigger=trigger, meta=meta, may_skip=may_skip):
+        notice = self._listener.notice
+        if self._checkpointer.save(
+            self.step,
+            trigger=trigger,
+            meta=meta,
+            may_skip=may_skip,
+            within_s=within_s,
+            node_stays=notice is None or not notice.machine,
+        ):
             self._saved_step = self.step
 
-    def _leave(self) -> None:
+    def _leave(self, remaining_s: float | None) -> None:
+        until_ns = self._clock.mono_ns() + int(((remaining_s or 0) - _LEAVING_S) * _S)
         self._events.write("agreed", step=self.step)
-        self._save("notice")
+        self._save("notice", within_s=remaining_s)
         try:
             self._checkpointer.wait()
+            self._checkpointer.drain(max(0.0, (until_ns - self._clock.mono_ns()) / _S))
+        except FencedError:
+            raise
         except CheckpointWriteError as error:
             self._say(f"{error}\n  leaving with the checkpoint before it")
         self._agreement.close()
@@ -357,7 +383,7 @@ class Run:
         values = self._values()
         if self._env.rank == 0:
             done = {"step": self.step, "digest": digest, **values}
-            _write_durably(self._folder.finished, json.dumps(done) + "\n")
+            write_durably(self._folder.finished, json.dumps(done).encode() + b"\n")
         self._events.write("finished", step=self.step, digest=digest, **values)
         self.complete = True
 
@@ -395,21 +421,6 @@ def _peer_lost(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (
         type(error) is RuntimeError and "gloo" in str(error)
     )
-
-
-def _write_durably(path: Path, text: str) -> None:
-    """Write a small file so that it is either wholly there after a crash, or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _process_start(clock: Clock) -> tuple[int, int]:

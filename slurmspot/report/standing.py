@@ -22,7 +22,8 @@ class Standing:
         notices: attempts that were warned.
         phase: what the newest attempt is doing (see :mod:`slurmspot.timeline.phases`), None
             between attempts; ``phase_s`` for how long.
-        last_step: the highest step run; ``last_durable_step`` the highest that is safe.
+        last_step: the highest step run; ``last_durable_step`` the highest that is safe even if
+            nodes are lost; ``last_local_step`` the highest on the nodes' own disks, if any is.
         steps_lost: in all interruptions so far, each counted once the run has restored.
         failed_saves: of rank 0.
         interruptions: ends of attempts before the work was done.
@@ -34,13 +35,14 @@ class Standing:
     phase_s: float | None
     last_step: int | None
     last_durable_step: int | None
+    last_local_step: int | None
     steps_lost: int
     failed_saves: int
     interruptions: tuple[Interruption, ...]
 
     @property
     def steps_at_risk(self) -> int | None:
-        """How many steps a kill would cost at this moment."""
+        """How many steps the loss of a node would cost at this moment."""
         if self.last_step is None:
             return None
         return max(0, self.last_step - (self.last_durable_step or 0))
@@ -59,12 +61,24 @@ def standing(events: Sequence[Event], *, now: datetime) -> Standing:
         phase=phase.name if phase else None,
         phase_s=max(0.0, (now - phase.start).total_seconds()) if phase else None,
         last_step=max((e.step for e in logged if e.event == "step" and e.step), default=None),
-        last_durable_step=max(
-            (e.step for e in logged if e.event == "commit" and e.step is not None), default=None
-        ),
+        last_durable_step=_last_commit(logged, local=False),
+        last_local_step=_last_commit(logged, local=True),
         steps_lost=sum(one.steps_lost or 0 for one in found),
         failed_saves=sum(e.event == "save_failed" and e.rank == "0" for e in logged),
         interruptions=found,
+    )
+
+
+def _last_commit(logged: Sequence[Event], *, local: bool) -> int | None:
+    return max(
+        (
+            event.step
+            for event in logged
+            if event.event == "commit"
+            and event.step is not None
+            and (event.data.get("tier") == "local") == local
+        ),
+        default=None,
     )
 
 

@@ -1,0 +1,248 @@
+"""Two tiers: what is committed on the nodes' own disks at once is drained to the remote one behind.
+
+A step on the local tier survives the loss of processes; on the remote tier, that of nodes too. One
+step is drained at a time. While it is, only the newest later one waits: what it passes by is
+never missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmspot.checkpoint import local, promotion, steps
+from slurmspot.checkpoint.disk import REAL, Disk
+from slurmspot.checkpoint.local import Candidate, LocalStorageWriter
+from slurmspot.checkpoint.ownership import Owner
+from slurmspot.checkpoint.ranks import Ranks
+from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError, FencedError
+
+KEEP = 2
+"""Checkpoints that a node keeps once the remote tier has them or newer ones."""
+
+_NEVER = 10**9  # above every step
+_UNKNOWN_BYTES_PER_S = 50 << 20
+_MARGIN = 2.0
+
+
+class Pace:
+    """How long a checkpoint takes to be on a tier, from the slowest of the last three."""
+
+    def __init__(self) -> None:
+        self._measured: deque[float] = deque(maxlen=3)
+
+    def note(self, size_bytes: int, seconds: float) -> None:
+        """A state of which this rank holds ``size_bytes`` has taken ``seconds``."""
+        self._measured.append(max(1, size_bytes) / max(1e-6, seconds))
+
+    def fits(self, size_bytes: int, within_s: float) -> bool:
+        """Whether it will be there in time even if it takes twice as long as it should."""
+        bytes_per_s = min(self._measured, default=_UNKNOWN_BYTES_PER_S)
+        return _MARGIN * size_bytes / bytes_per_s <= within_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A step that lies on the local tier, to be drained.
+
+    Attributes:
+        size_bytes: of the state that this rank holds.
+    """
+
+    step: int
+    trigger: str
+    size_bytes: int
+
+
+class LocalTier:
+    """The nodes' own disks, and the drain from there to the remote tier.
+
+    Collective, on all ranks alike; the drain has threads of its own.
+
+    Args:
+        folder: on this node's disk; it must exist.
+        node: this node's name; ranks that give the same one share the folder.
+        remote: the folder of the remote tier.
+        ranks: with a group that nothing else uses.
+        arrived: called on every rank, with the seconds it took, when a step is on the remote tier.
+        failed: called on every rank with the reason why a step could not be brought there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        node: str,
+        remote: Path,
+        ranks: Ranks,
+        owner: Owner,
+        emit: Callable[..., None],
+        arrived: Callable[[Order, float], None],
+        failed: Callable[[CheckpointWriteError], None],
+        disk: Disk = REAL,
+    ) -> None:
+        self._root = folder / f"slurmspot-{owner.run}-{node}"
+        self._remote = remote
+        self._ranks = ranks
+        self._owner = owner
+        self._emit = emit
+        self._arrived = arrived
+        self._failed = failed
+        self._disk = disk
+        nodes = ranks.reduce(lambda: node, lambda every: every)
+        self._leads = nodes.index(node) == ranks.rank
+        self._inherited = set(steps.committed(self._root))
+        self._stale = steps.partials(self._root)
+        self._pruning = threading.Lock()
+        self._ordering = threading.Lock()
+        self._busy = False  # this and the next are the first rank's to know
+        self._waiting: Order | None = None
+        self._wanted_from = 0
+        self._thread: threading.Thread | None = None
+
+    def writer(self, step: int) -> LocalStorageWriter:
+        """What writes this node's part of ``step``."""
+        return LocalStorageWriter(
+            self._root / steps.step_name(step), commits=self._leads, fence=self._owner.check
+        )
+
+    def committed(self, order: Order, saving: Ranks) -> None:
+        """A step has been committed on all nodes: drain it, now or later.
+
+        Args:
+            saving: the ranks with the group of the thread that saves.
+        """
+        self._inherited.discard(order.step)
+        if saving.reduce(lambda: None, lambda _: self._is_next(order)):
+            self._thread = threading.Thread(
+                target=self._drain,
+                args=(order, self._thread),
+                name="slurmspot-drain",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def give_up(self, *, before: int = _NEVER) -> None:
+        """Drain no step below ``before`` any more; one that is on its way is dropped."""
+        self._wanted_from = before
+
+    def wait(self, within_s: float | None = None) -> None:
+        """Wait until nothing is left to drain; give up what is not there ``within_s`` seconds."""
+        if self._thread is not None:
+            self._thread.join(within_s)
+            if self._thread.is_alive():
+                self.give_up()
+                self._thread.join()
+
+    def close(self) -> None:
+        """Wait for the drain; let go of the group."""
+        self.wait()
+        self._ranks.close()
+
+    def candidates(self, newest_turn: int) -> list[Candidate]:
+        """What lies on the nodes that are here, the newest first. Collective.
+
+        Args:
+            newest_turn: of the checkpoints on the remote tier. The run has gone on without what
+                earlier owners have left on the nodes.
+        """
+        found = self._ranks.reduce(lambda: local.survey(self._root), local.gathered)
+        return [one.overtaken() if one.turn < newest_turn else one for one in found]
+
+    def promote(self, candidate: Candidate, unwanted: Callable[[], bool] = lambda: False) -> None:
+        """Bring a checkpoint from the nodes to the remote tier. Collective.
+
+        Raises:
+            CheckpointError: it cannot be had, or not be brought there.
+        """
+        if candidate.problem:
+            raise CorruptCheckpointError(candidate.problem)
+        name = steps.step_name(candidate.step)
+        promotion.promote(
+            candidate,
+            self._root / name,
+            self._remote / name,
+            ranks=self._ranks,
+            fence=self._owner.check,
+            unwanted=unwanted,
+            disk=self._disk,
+        )
+
+    def superseded(self, by: int, *, keep: int = KEEP) -> None:
+        """Remove what is not needed now that this attempt has ``by`` on the remote tier.
+
+        Of its own steps the newest ``keep`` stay, and all that are newer than ``by``.
+        """
+        if not self._leads:
+            return
+        with self._pruning, contextlib.suppress(OSError, FencedError):
+            self._owner.check()
+            found = steps.committed(self._root)
+            kept = [step for step in found if step not in self._inherited][:keep]
+            for step, path in found.items():
+                if step in self._inherited or (step <= by and step not in kept):
+                    steps.remove(path)
+            self._inherited.clear()
+            while self._stale:
+                steps.remove(self._stale.pop())
+            if not keep:
+                self._root.rmdir()
+
+    def _is_next(self, order: Order) -> bool:
+        """Whether nothing is being drained; otherwise ``order`` waits until that is done."""
+        with self._ordering:
+            if not self._busy:
+                self._busy = True
+                return True
+            passed, self._waiting = self._waiting, order
+        if passed is not None:
+            self._emit("drain_skipped", step=passed.step)
+        return False
+
+    def _following(self) -> Order | None:
+        with self._ordering:
+            order, self._waiting = self._waiting, None
+            self._busy = order is not None
+        return order
+
+    def _drain(self, order: Order | None, earlier: threading.Thread | None) -> None:
+        """Drain ``order`` and whatever has come to wait meanwhile."""
+        if earlier is not None:
+            earlier.join()
+        while order is not None:
+            self._drain_one(order)
+            try:
+                order = self._ranks.reduce(lambda: None, lambda _: self._following())
+            except Exception:  # noqa: BLE001 - another rank is gone, and the attempt with it
+                return
+
+    def _drain_one(self, order: Order) -> None:
+        begin = time.monotonic()
+        try:
+            found = self._ranks.reduce(
+                lambda: local.survey(self._root, only=order.step),
+                lambda surveys: max(local.gathered(surveys), key=lambda one: one.turn),
+            )
+            self.promote(found, unwanted=lambda: order.step < self._wanted_from)
+        except promotion.AbandonedError:
+            if self._ranks.rank == 0:
+                self._emit("drain_skipped", step=order.step)
+        except FencedError as error:
+            self._failed(error)
+        except Exception as error:  # noqa: BLE001 - told by the checkpointer, never lost
+            why = str(error)
+            self._emit("drain_failed", step=order.step, error=why)
+            self._failed(
+                CheckpointWriteError(
+                    f"step {order.step} is on the nodes' own disks alone",
+                    why=why,
+                    fix="free space or repair the file system of the run folder",
+                )
+            )
+        else:
+            self._arrived(order, time.monotonic() - begin)

@@ -1,0 +1,482 @@
+"""Two tiers and one owner: what is safe against what, whoever dies, comes back, or lies."""
+
+import errno
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import tier_scenarios as scenario
+import torch
+from rank_pool import RankPool
+
+from slurmspot.checkpoint import steps
+from slurmspot.checkpoint.checkpointer import Checkpointer
+from slurmspot.checkpoint.disk import Disk
+from slurmspot.checkpoint.local import Copy, gathered
+from slurmspot.checkpoint.ownership import Claim
+from slurmspot.checkpoint.tiers import Pace
+from slurmspot.checkpoint.verify import problems_of, verify
+from slurmspot.errors import FencedError, UsageError
+
+
+class Weights:
+    """A state whose every number is the step."""
+
+    def __init__(self):
+        self.tensor = torch.zeros(20_000)
+
+    def state_dict(self):
+        return {"tensor": self.tensor}
+
+    def load_state_dict(self, state):
+        self.tensor = state["tensor"]
+
+
+class Attempt:
+    """One attempt of a run on one node; ``log`` has the events."""
+
+    def __init__(self, root, restart, *, node="n0", disk=None, keep=3, tiered=True):
+        (root / node).mkdir(exist_ok=True)
+        self.log = []
+        self.weights = Weights()
+        self.checkpointer = Checkpointer(
+            root / "remote",
+            {"weights": self.weights},
+            keep=keep,
+            claim=Claim(path=root / "owner.json", job_id="7", restart=restart),
+            local=root / node if tiered else None,
+            node=node,
+            disk=disk or Disk(),
+            emit=lambda event, **data: self.log.append((event, data)),
+        )
+
+    def save(self, step, trigger="period", **options):
+        self.weights.tensor.fill_(step)
+        self.checkpointer.save(step, trigger=trigger, meta={}, **options)
+        self.checkpointer.wait()
+
+    def restore(self):
+        restored = self.checkpointer.restore()
+        if restored is not None:
+            assert set(self.weights.tensor.tolist()) == {float(restored.step)}
+        return restored
+
+    def drained(self, step):
+        self.save(step)
+        self.checkpointer.drain()
+
+    def told(self, name):
+        return [data for event, data in self.log if event == name]
+
+    def commits(self):
+        return [(data["step"], data["tier"]) for data in self.told("commit")]
+
+
+class Broken(Disk):
+    """A remote tier that cannot be written to."""
+
+    def write(self, fd, memory, offset):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+class Lying(Disk):
+    """A remote tier that keeps something else than it was given."""
+
+    def write(self, fd, memory, offset):
+        memory[0][len(memory[0]) // 2] ^= 1
+        return super().write(fd, memory, offset)
+
+
+class Gate(Disk):
+    """A remote tier that takes nothing until it is opened."""
+
+    def __init__(self):
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def write(self, fd, memory, offset):
+        self.reached.set()
+        assert self.opened.wait(30)
+        return super().write(fd, memory, offset)
+
+
+def on_node(root, node="n0"):
+    (folder,) = (root / node).glob("slurmspot-*")
+    return list(steps.committed(folder))
+
+
+def on_remote(root):
+    return list(steps.committed(root / "remote"))
+
+
+def node_file(root, step, name="rank-00000.h5", node="n0"):
+    (path,) = (root / node).glob(f"slurmspot-*/{steps.step_name(step)}/{name}")
+    return path
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def left_local(tmp_path, *, local=2, remote=1):
+    """A run whose newest step is on the node alone, since its process died while it was drained."""
+    first = Attempt(tmp_path, 0)
+    first.drained(remote)
+    second = Attempt(tmp_path, 1, disk=Broken())
+    assert second.restore().step == remote
+    second.save(local)
+    second.checkpointer.drain()
+    assert "nodes' own disks alone" in str(second.checkpointer.failed())
+    assert (on_node(tmp_path)[0], on_remote(tmp_path)) == (local, [remote])
+    return second
+
+
+def test_a_step_is_local_first_and_then_remote(tmp_path):
+    attempt = Attempt(tmp_path, 0)
+    attempt.drained(1)
+    assert attempt.commits() == [(1, "local"), (1, "remote")]
+    assert problems_of(tmp_path / "remote" / "step-00000001") == []
+    for name in ("manifest.json", "rank-00000.h5"):
+        remote = tmp_path / "remote" / "step-00000001" / name
+        assert remote.read_bytes() == node_file(tmp_path, 1, name).read_bytes()
+    assert Attempt(tmp_path, 1).restore().tier == "remote"
+
+
+def test_without_a_local_tier_all_goes_to_the_remote_one(tmp_path):
+    attempt = Attempt(tmp_path, 0, tiered=False)
+    attempt.drained(1)
+    assert attempt.commits() == [(1, "remote")]
+
+
+def test_one_step_is_drained_at_a_time_and_the_newest_waits(tmp_path):
+    gate = Gate()
+    attempt = Attempt(tmp_path, 0, disk=gate)
+    attempt.save(1)
+    assert gate.reached.wait(30)
+    for step in (2, 3, 4):
+        attempt.save(step)
+    assert on_node(tmp_path) == [4, 3, 2, 1]  # nothing goes that the remote tier does not have
+    gate.opened.set()
+    attempt.checkpointer.drain()
+    assert [data["step"] for data in attempt.told("drain_skipped")] == [2, 3]
+    assert on_remote(tmp_path) == [4, 1]
+    assert on_node(tmp_path) == [4, 3]
+
+
+def test_retention_on_both_tiers(tmp_path):
+    attempt = Attempt(tmp_path, 0, keep=3)
+    for step in range(1, 6):
+        attempt.drained(step)
+    assert (on_node(tmp_path), on_remote(tmp_path)) == ([5, 4], [5, 4, 3])
+    attempt.save(6, trigger="final")
+    assert on_remote(tmp_path) == [6, 5, 4]
+    assert list((tmp_path / "n0").iterdir()) == []
+    attempt.checkpointer.close()
+
+
+def test_a_newer_local_step_is_promoted(tmp_path):
+    left_local(tmp_path)
+    third = Attempt(tmp_path, 2)
+    restored = third.restore()
+    assert (restored.step, restored.tier, restored.passed_over) == (2, "local", [])
+    assert third.commits() == [(2, "remote")]
+    assert all(report.intact for report in verify(tmp_path / "remote"))
+    shutil.rmtree(tmp_path / "n0")
+    assert Attempt(tmp_path, 3).restore().step == 2
+
+
+def test_an_emptied_disk_costs_the_steps_since_the_remote_one(tmp_path):
+    left_local(tmp_path)
+    shutil.rmtree(tmp_path / "n0")
+    restored = Attempt(tmp_path, 2).restore()
+    assert (restored.step, restored.tier) == (1, "remote")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (flip, "content differs|bytes outside"),
+        (lambda path: path.unlink(), "rank-00000.h5 is on none of these nodes"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is on none of these nodes"),
+        (lambda path: flip(path.with_name("manifest.json")), "manifest.json: its own hash"),
+        (lambda path: path.with_name("manifest.json").unlink(), "No such file"),
+    ],
+)
+def test_a_local_copy_that_is_not_whole_is_passed_over_and_said_so(tmp_path, spoil, problem):
+    left_local(tmp_path)
+    spoil(node_file(tmp_path, 2))
+    third = Attempt(tmp_path, 2)
+    restored = third.restore()
+    assert restored.step == 1
+    ((step, words),) = restored.passed_over
+    assert step == 2
+    assert re.search(problem, words), words
+    assert on_remote(tmp_path) == [1]
+    assert not steps.partials(tmp_path / "remote")
+    third.drained(2)  # the same step anew takes its place on both tiers
+    assert Attempt(tmp_path, 3).restore().step == 2
+    assert problems_of(node_file(tmp_path, 2).parent) == []
+
+
+def test_a_local_copy_stands_in_for_a_damaged_remote_one(tmp_path):
+    attempt = Attempt(tmp_path, 0)
+    attempt.drained(1)
+    attempt.drained(2)
+    flip(tmp_path / "remote" / "step-00000002" / "rank-00000.h5")
+    restored = Attempt(tmp_path, 1).restore()
+    assert (restored.step, restored.tier) == (2, "local")
+    assert [step for step, _ in restored.rejected] == [2]
+    assert problems_of(tmp_path / "remote" / "step-00000002") == []
+
+
+def test_a_node_that_comes_back_with_an_abandoned_step_is_passed_over(tmp_path):
+    left_local(tmp_path, local=9)
+    elsewhere = Attempt(tmp_path, 2, node="n1")
+    assert elsewhere.restore().step == 1
+    elsewhere.drained(3)
+    restored = Attempt(tmp_path, 3, node="n0").restore()
+    assert restored.step == 3
+    assert restored.passed_over == [
+        (9, "an earlier attempt has left it, and the run has gone on without it")
+    ]
+
+
+def test_what_was_passed_over_goes_once_the_run_has_gone_on(tmp_path):
+    left_local(tmp_path, local=9)
+    flip(node_file(tmp_path, 9))
+    third = Attempt(tmp_path, 2)
+    assert third.restore().step == 1
+    third.drained(2)
+    assert on_node(tmp_path) == [2]
+
+
+def test_a_node_with_the_files_of_another_run_is_none_of_this_one(tmp_path):
+    left_local(tmp_path)
+    (tmp_path / "owner.json").unlink()
+    shutil.rmtree(tmp_path / "remote")
+    assert Attempt(tmp_path, 0).restore() is None
+
+
+def test_a_copy_that_reads_back_differently_is_not_committed(tmp_path):
+    attempt = Attempt(tmp_path, 0, disk=Lying())
+    attempt.save(1)
+    attempt.checkpointer.drain()
+    failure = attempt.checkpointer.failed()
+    assert "rank-00000.h5" in failure.why
+    assert attempt.commits() == [(1, "local")]
+    assert attempt.told("drain_failed")[0]["step"] == 1
+    assert list((tmp_path / "remote").iterdir()) == []
+    assert on_node(tmp_path) == [1]
+
+
+def test_a_missing_local_disk_is_named_and_the_remote_tier_stands_in(tmp_path):
+    attempt = Attempt(tmp_path, 0)
+    (tmp_path / "n0").rmdir()
+    attempt.save(1)
+    assert attempt.commits() == [(1, "remote")]
+    (said,) = attempt.told("save_failed")
+    assert (said["tier"], str(tmp_path / "n0") in said["error"]) == ("local", True)
+    assert attempt.checkpointer.failed() is None
+
+
+def test_a_notice_chooses_the_tier_that_fits_the_time_left(tmp_path):
+    gate = Gate()
+    attempt = Attempt(tmp_path, 0, disk=gate)
+    attempt.save(1, trigger="notice", within_s=0)
+    assert gate.reached.wait(30)
+    assert attempt.commits() == [(1, "local")]
+    gate.opened.set()
+    attempt.checkpointer.drain()
+    attempt.save(2, trigger="notice", within_s=1e6)
+    attempt.save(3, trigger="notice", within_s=0, node_stays=False)
+    assert attempt.commits()[1:] == [(1, "remote"), (2, "remote"), (3, "remote")]
+
+
+def test_a_pace_is_that_of_the_slowest_of_the_last_three():
+    pace = Pace()
+    assert pace.fits(10 << 20, 1)
+    assert not pace.fits(1 << 30, 10)
+    for seconds in (100, 1, 2, 1):
+        pace.note(1 << 30, seconds)
+    assert pace.fits(1 << 30, 4.1)
+    assert not pace.fits(1 << 30, 3.9)
+
+
+def test_a_drain_without_time_left_is_given_up_and_leaves_nothing(tmp_path):
+    disk = Gate()
+    attempt = Attempt(tmp_path, 0, disk=disk)
+    attempt.weights.tensor = torch.zeros(5 << 20)  # more than one piece
+    attempt.save(1, trigger="notice", within_s=0)
+    assert disk.reached.wait(30)
+    threading.Timer(0.2, disk.opened.set).start()
+    attempt.checkpointer.drain(within_s=0.01)
+    assert [data["step"] for data in attempt.told("drain_skipped")] == [1]
+    assert list((tmp_path / "remote").iterdir()) == []
+    attempt.checkpointer.close()
+    assert Attempt(tmp_path, 1).restore().step == 1
+
+
+def test_a_local_tier_needs_a_claim(tmp_path):
+    with pytest.raises(UsageError):
+        Checkpointer(tmp_path, {}, local=tmp_path)
+
+
+# ---------------------------------------------------------------- one owner
+
+
+@pytest.mark.parametrize("tiered", [True, False])
+def test_a_zombie_cannot_commit_and_leaves_nothing(tmp_path, tiered):
+    zombie = Attempt(tmp_path, 0, tiered=tiered, keep=1)
+    zombie.drained(1)
+    living = Attempt(tmp_path, 1, node="n1", tiered=tiered)
+    living.restore()
+    for trigger in ("period", "final"):
+        with pytest.raises(FencedError, match="no longer owns the run") as caught:
+            zombie.save(5, trigger=trigger)
+        assert "attempt 7-1 has taken it over" in str(caught.value)
+    assert zombie.told("save_failed")[-1]["error"] == "attempt 7-1 has taken it over"
+    living.drained(2)
+    assert on_remote(tmp_path) == [2, 1]
+    for folder in (tmp_path / "remote", *tmp_path.glob("n0/slurmspot-*")):
+        assert not steps.partials(folder)
+    if tiered:
+        assert on_node(tmp_path) == [1]
+
+
+def test_a_zombie_that_loses_the_run_while_it_writes_cannot_commit(tmp_path):
+    gate = Gate()
+    zombie = Attempt(tmp_path, 0, disk=gate)
+    zombie.save(1)
+    assert gate.reached.wait(30)
+    living = Attempt(tmp_path, 1, node="n1")
+    gate.opened.set()
+    zombie.checkpointer.drain()
+    assert isinstance(zombie.checkpointer.failed(), FencedError)
+    assert on_remote(tmp_path) == []
+    assert not steps.partials(tmp_path / "remote")
+    living.drained(1)
+    assert on_remote(tmp_path) == [1]
+
+
+def test_an_earlier_start_that_opens_the_run_late_is_refused(tmp_path):
+    Attempt(tmp_path, 3)
+    with pytest.raises(FencedError, match="no longer owns"):
+        Attempt(tmp_path, 2)
+    Attempt(tmp_path, 3)  # the same start may, and takes over
+    Attempt(tmp_path, 4)
+
+
+def test_a_later_start_wins_even_if_an_earlier_one_wrote_last(tmp_path):
+    path = tmp_path / "owner.json"
+    older = Claim(path=path, job_id="7", restart=0).take()
+    newer = Claim(path=path, job_id="7", restart=1).take()
+    older.write()
+    newer.check()
+    with pytest.raises(FencedError):
+        older.check()
+    assert (older.run, newer.turn) == (newer.run, older.turn + 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"turn": 1}'])
+def test_a_damaged_owner_file_lets_nobody_commit_until_the_run_is_opened_anew(tmp_path, content):
+    attempt = Attempt(tmp_path, 0)
+    attempt.drained(1)
+    (tmp_path / "owner.json").write_bytes(content)
+    with pytest.raises(FencedError, match="no longer owns"):
+        attempt.save(2)
+    again = Attempt(tmp_path, 0)
+    assert again.restore().step == 1
+    again.drained(2)
+    assert on_remote(tmp_path) == [2, 1]
+
+
+# ---------------------------------------------------------------- several nodes
+
+
+def test_what_nodes_hold_is_put_together():
+    whole = {"step": 5, "seal": "a", "turn": 1, "files": ("f", "g")}
+    other = {**whole, "seal": "b"}
+    found = gathered(
+        [
+            [Copy(**whole, here=frozenset("f")), Copy(step=6, problem="torn")],
+            [Copy(**whole, here=frozenset("g"))],
+            [Copy(**other, here=frozenset("g"))],
+        ]
+    )
+    assert [(one.step, one.problem) for one in found] == [
+        (6, "torn"),
+        (5, ""),
+        (5, "f is on none of these nodes"),
+    ]
+    assert found[1].carriers == {"f": 0, "g": 1}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = RankPool(4)
+    yield pool
+    pool.close()
+
+
+def killed_while_draining(pool, root):
+    """Two nodes of two ranks: step 1 is on both tiers, step 2 on the nodes' disks alone."""
+    pool.run(4, scenario.drained, root, 2)
+    pool.run(4, scenario.not_drained, root, 2)
+
+
+def test_nodes_that_stay_resume_from_their_own_disks(tmp_path, pool):
+    killed_while_draining(pool, tmp_path)
+    assert not scenario.remote(tmp_path, 2)
+    answers = pool.run(4, scenario.resume, tmp_path, 2, ["n0", "n1"])
+    assert answers == [(2, "local", [])] * 4
+    assert scenario.remote(tmp_path, 2)
+
+
+def test_nodes_may_change_places_and_ranks_their_number(tmp_path, pool):
+    killed_while_draining(pool, tmp_path)
+    answers = pool.run(2, scenario.resume, tmp_path, 1, ["n1", "n0"])
+    assert answers == [(2, "local", [])] * 2
+
+
+@pytest.mark.parametrize("lost", ["n0", "n1"])
+def test_a_lost_node_costs_the_steps_since_the_remote_one(tmp_path, pool, lost):
+    killed_while_draining(pool, tmp_path)
+    shutil.rmtree(tmp_path / lost)
+    (tmp_path / lost).mkdir()
+    answers = pool.run(4, scenario.resume, tmp_path, 2, ["n0", "n1"])
+    assert len(answers) == 4
+    for step, tier, passed_over in answers:
+        assert (step, tier) == (1, "remote")
+        ((other, problem),) = passed_over
+        assert (other, problem.endswith("is on none of these nodes")) == (2, True)
+
+
+def test_a_disk_that_is_missing_on_one_node_is_missing_for_all(tmp_path, pool):
+    answers = pool.run(4, scenario.save_without_disk, tmp_path, 2)
+    assert answers == [[(3, "remote")], [], [], []]
+
+
+# ---------------------------------------------------------------- killed at any moment
+
+
+def test_killed_at_every_change_of_save_drain_prune_and_promotion(tmp_path):
+    script = Path(__file__).with_name("killed_drainer.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    saving, promoting, from_local = json.loads(done.stdout)
+    assert saving > 60
+    assert promoting > 5
+    assert from_local > 10  # the local tier was what saved a step, often enough

@@ -1,0 +1,100 @@
+"""What the ranks of test_tiers.py do. Every function runs on all ranks of one world."""
+
+import errno
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from slurmspot.checkpoint.checkpointer import Checkpointer
+from slurmspot.checkpoint.disk import Disk
+from slurmspot.checkpoint.ownership import Claim
+
+
+class Broken(Disk):
+    """A remote tier that cannot be written to."""
+
+    def write(self, fd, memory, offset):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def attempt(root, restart, node, *, disk=None, log=None):
+    """(model, checkpointer) of this rank, sharded over all of them."""
+    torch.manual_seed(5)
+    model = nn.Linear(8, 8)
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    checkpointer = Checkpointer(
+        Path(root) / "remote",
+        {"model": model},
+        claim=Claim(path=Path(root) / "owner.json", job_id="7", restart=restart),
+        local=Path(root) / node,
+        node=node,
+        disk=disk or Disk(),
+        emit=lambda event, **data: (log if log is not None else []).append((event, data)),
+    )
+    return model, checkpointer
+
+
+def fill(model, step):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(step)
+
+
+def save(model, checkpointer, step):
+    fill(model, step)
+    checkpointer.save(step, trigger="period", meta={})
+    checkpointer.wait()
+    checkpointer.drain()
+
+
+def node_of(ranks_per_node):
+    return f"n{dist.get_rank() // ranks_per_node}"
+
+
+def drained(root, ranks_per_node):
+    """Step 1 is on both tiers."""
+    node = node_of(ranks_per_node)
+    (Path(root) / node).mkdir(exist_ok=True)
+    model, checkpointer = attempt(root, 0, node)
+    save(model, checkpointer, 1)
+    checkpointer.close()
+
+
+def not_drained(root, ranks_per_node):
+    """Step 2 is on the nodes' disks alone."""
+    model, checkpointer = attempt(root, 1, node_of(ranks_per_node), disk=Broken())
+    assert checkpointer.restore().step == 1
+    save(model, checkpointer, 2)
+    assert "Input/output error" in str(checkpointer.failed())
+    checkpointer.close()
+
+
+def resume(root, ranks_per_node, nodes):
+    """(step, tier, passed_over) of a third attempt on ``nodes``."""
+    model, checkpointer = attempt(root, 2, nodes[dist.get_rank() // ranks_per_node])
+    restored = checkpointer.restore()
+    for parameter in model.parameters():
+        assert (parameter.to_local() == restored.step).all()
+    save(model, checkpointer, restored.step + 1)
+    assert checkpointer.failed() is None
+    checkpointer.close()
+    return restored.step, restored.tier, restored.passed_over
+
+
+def save_without_disk(root, ranks_per_node):
+    """Which commits each rank tells of when the second node has no disk."""
+    node = node_of(ranks_per_node)
+    (Path(root) / "n0").mkdir(exist_ok=True)
+    log = []
+    model, checkpointer = attempt(root, 0, node, log=log)
+    save(model, checkpointer, 3)
+    checkpointer.close()
+    return [(data["step"], data["tier"]) for event, data in log if event == "commit"]
+
+
+def remote(root, step):
+    return (Path(root) / "remote" / f"step-{step:08d}").is_dir()
