@@ -33,6 +33,7 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "drills.md"
 EVALUATING = (sys.executable, str(ROOT / "tests" / "cluster" / "evaluating.py"))
+TEMPLATE = ROOT / "sbatch" / "train.sbatch"
 DEADLINE_S = 180
 OUTAGE_S = 60 if os.environ.get("SLURMSPOT_LONG_DRILLS") else 0
 
@@ -265,12 +266,12 @@ def test_the_accounting_is_down_for_a_while(alone, sandbox, baselines):
     assert one.requeue_wait_s is not None
 
 
-def by_hand(argv, options, cwd, script=ROOT / "sbatch" / "train.sbatch"):
+def by_hand(argv, options, cwd):
     """Submit through the template for people who write their own batch scripts."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     one_rank = ("--nodes=1", "--gpus-per-node=1", "--ntasks-per-node=1")
     done = subprocess.run(
-        ["sbatch", "--parsable", *one_rank, *options, str(script), *map(str, argv)],
+        ["sbatch", "--parsable", *one_rank, *options, str(TEMPLATE), *map(str, argv)],
         env={**os.environ, "PATH": path, "SLURMSPOT_KILL_WAIT_S": "5"},
         capture_output=True,
         text=True,
@@ -317,10 +318,7 @@ def test_a_part_of_a_heterogeneous_job_is_taken(sandbox, baselines, port, tmp_pa
     digest = baselines(drill)
     argv = [*EVALUATING, "--steps", 80, "--step-s", 0.05]
     other = [":", "--nodes=1", "--ntasks=1", "--partition=spot", "--requeue"]
-    script = tmp_path / "train.sbatch"  # in such a job the variable's name is another
-    text = (ROOT / "sbatch" / "train.sbatch").read_text()
-    script.write_text(text.replace('--cpus-per-task="$SLURM_CPUS_PER_TASK"', "--het-group=0"))
-    job = by_hand(argv, other, tmp_path, script)
+    job = by_hand(argv, other, tmp_path)
     folder = RunFolder(tmp_path / "runs" / f"train-{job}").create()
     folder.jobs.write_text(json.dumps({"job_id": job}) + "\n")
     injector = Injector(folder)
