@@ -53,7 +53,9 @@ class LocalStorageWriter(Hdf5StorageWriter):
         """Write this rank's file, durably, hashing on the way."""
         place: Place = plan.storage_data
         self.partial = self._path.parent / place.folder
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        if not self._path.parent.is_dir():
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            steps.sync(self._path.parent.parent)
         self.partial.mkdir(mode=0o700, exist_ok=True)
         here = Place(self.partial, place.file)
         return super().write_data(dataclasses.replace(plan, storage_data=here), planner)

@@ -229,20 +229,23 @@ class LocalTier:
                 lambda surveys: max(local.gathered(surveys), key=lambda one: one.turn),
             )
             self.promote(found, unwanted=lambda: order.step < self._wanted_from)
-        except promotion.AbandonedError:
-            if self._ranks.rank == 0:
-                self._emit("drain_skipped", step=order.step)
         except FencedError as error:
             self._failed(error)
         except Exception as error:  # noqa: BLE001 - told by the checkpointer, never lost
-            why = str(error)
-            self._emit("drain_failed", step=order.step, error=why)
-            self._failed(
-                CheckpointWriteError(
-                    f"step {order.step} is on the nodes' own disks alone",
-                    why=why,
-                    fix="free space or repair the file system of the run folder",
-                )
-            )
+            self._not_drained(order, error)
         else:
             self._arrived(order, time.monotonic() - begin)
+
+    def _not_drained(self, order: Order, error: Exception) -> None:
+        if isinstance(error, promotion.AbandonedError) or order.step < self._wanted_from:
+            if self._ranks.rank == 0:
+                self._emit("drain_skipped", step=order.step)
+            return
+        self._emit("drain_failed", step=order.step, error=str(error))
+        self._failed(
+            CheckpointWriteError(
+                f"step {order.step} is on the nodes' own disks alone",
+                why=str(error),
+                fix="free space or repair the file system of the run folder",
+            )
+        )

@@ -104,3 +104,11 @@ def test_a_run_folder_that_cannot_be_made(tmp_path):
     with pytest.raises(UsageError, match="cannot make") as caught:
         RunFolder(tmp_path / "file" / "run").create()
     assert caught.value.exit_code == 2
+
+
+def test_the_local_folder_is_that_of_the_node():
+    env = {"SLURMSPOT_LOCAL": "/nvme/{node}/spot", "SLURMD_NODENAME": "n7"}
+    assert JobEnvironment.read(env).local_folder == Path("/nvme/n7/spot")
+    assert JobEnvironment.read({}).local_folder is None
+    with pytest.raises(UsageError, match="not an absolute path"):
+        JobEnvironment.read({"SLURMSPOT_LOCAL": "nvme"})

@@ -7,7 +7,7 @@ import os
 import pty
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 
 import pytest
@@ -48,6 +48,13 @@ def test_a_run_that_goes_on(events):
     assert line(now) == (
         "train for 26 s · step 150 · 10 not yet durable · 2 interruptions, 10 steps lost"
     )
+
+
+def test_a_step_on_the_nodes_disks_is_not_durable(events):
+    commit = next(event for event in events if event.event == "commit")
+    local = replace(commit, step=145, data={**commit.data, "tier": "local"})
+    now = standing([*events, local], now=simulated.T0 + timedelta(days=1))
+    assert (now.last_durable_step, now.last_local_step, now.steps_at_risk) == (140, 145, 10)
 
 
 def test_nothing_yet():
