@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from slurmspot.errors import MismatchedCheckpointError, UsageError
+from slurmspot.checkpoint.ownership import Claim
+from slurmspot.errors import FencedError, MismatchedCheckpointError, UsageError
 from slurmspot.events import read_events
 from slurmspot.job.run import Preempted, Run
 from slurmspot.job.sampler import GlobalBatchSampler
@@ -233,6 +234,37 @@ def test_a_disk_slower_than_a_period_in_seconds_costs_checkpoints_and_no_time(
     assert told.count("save_skipped") >= 1
     assert told.count("commit") == told.count("snapshot_begin")
     assert finished(folder) == finished(tmp_path / "baseline")
+
+
+def test_an_attempt_that_has_lost_the_run_ends_and_leaves_nothing(tmp_path):
+    zombie = Training(tmp_path)
+    Claim(path=tmp_path / "owner.json", job_id="1", restart=5).take()
+    with pytest.raises(FencedError, match="no longer owns the run"):
+        zombie.go()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert not (tmp_path / "finished.json").exists()
+    (left,) = (e for e in read_events(tmp_path / "events") if e.event == "exit")
+    assert left.data["code"] == 1
+    with pytest.raises(FencedError):
+        Training(tmp_path, attempt=1)  # nor may one that comes between
+    Training(tmp_path, attempt=6).go()
+    assert finished(tmp_path)["step"] == TOTAL
+
+
+def test_a_run_on_two_tiers_ends_like_one_on_one(tmp_path, monkeypatch):
+    Training(tmp_path / "baseline").go()
+    (tmp_path / "node").mkdir()
+    monkeypatch.setenv("SLURMSPOT_LOCAL", str(tmp_path / "node"))
+    folder = tmp_path / "run"
+    Training(folder).go(until=7)
+    with pytest.raises(Preempted):
+        Training(folder, attempt=1).go(until=18, how=signal.SIGUSR1)
+    Training(folder, attempt=2).go()
+    assert finished(folder) == finished(tmp_path / "baseline")
+    commits = [e for e in read_events(folder / "events") if e.event == "commit"]
+    assert {e.data["tier"] for e in commits} == {"local", "remote"}
+    assert commits[-1].data == {"tier": "remote", "trigger": "final"}
+    assert list((tmp_path / "node").iterdir()) == []
 
 
 def test_what_cannot_be_saved_is_refused_at_once(tmp_path):
