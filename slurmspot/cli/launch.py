@@ -45,6 +45,10 @@ from slurmspot.runfolder import RunFolder
 @click.option("--window-s", type=float, help="Seconds that a notice leaves.  [default: GraceTime]")
 @click.option("--lead-s", type=int, help="Notice this long before the time limit, seconds.")
 @click.option(
+    "--local",
+    help="Folder on the nodes' own disks for fast checkpoints; {node} is the node's name.",
+)
+@click.option(
     "--notice",
     multiple=True,
     help="Listen for this too: aws, gcp, azure or file:PATH; repeatable.",

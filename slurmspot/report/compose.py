@@ -344,9 +344,10 @@ def _marked(job: Job, events: Sequence[Event]) -> list[Event]:
 
 
 def _mark_text(event: Event) -> str:
+    where = "on the nodes' disks" if event.data.get("tier") == "local" else "durable"
     detail = {
         "notice": f"notice by {event.data.get('source', 'an unknown source')}",
-        "commit": f"checkpoint of step {event.step} durable",
+        "commit": f"checkpoint of step {event.step} {where}",
         "inject": f"injection: {event.data.get('kind', 'unknown')}",
     }
     return detail[event.event]
