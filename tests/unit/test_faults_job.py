@@ -237,6 +237,6 @@ def test_a_controller_that_is_away_is_waited_for(doomed):
 
 def test_a_step_that_never_started_is_the_clusters_fault(tmp_path):
     assert not requeue.decide(1, finished=False, failed=None, crashes=0).requeue
-    decision = requeue.decide(1, finished=False, failed=None, crashes=0, launched=False)
+    decision = requeue.decide(1, finished=False, failed=None, crashes=0, began=False)
     assert decision.requeue
-    assert not requeue.decide(1, finished=False, failed=None, crashes=3, launched=False).requeue
+    assert not requeue.decide(1, finished=False, failed=None, crashes=3, began=False).requeue
