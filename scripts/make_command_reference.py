@@ -11,18 +11,26 @@ from slurmspot.cli import cli
 TARGET = Path(__file__).parents[1] / "docs" / "commands.md"
 
 
-def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def walk(
+    group: click.Group, path: tuple[str, ...], above: click.Context | None = None
+) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every command below ``group`` with its help text."""
-    context = click.Context(group)
+    context = click.Context(
+        group,
+        info_name=path[-1],
+        parent=above,
+        help_option_names=["-h", "--help"],
+        max_content_width=90,
+    )
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if command is None:
             continue
         where = (*path, name)
-        with click.Context(command, info_name=" ".join(where), max_content_width=90) as inner:
+        with click.Context(command, info_name=name, parent=context) as inner:
             yield where, command.get_help(inner)
         if isinstance(command, click.Group):
-            yield from walk(command, where)
+            yield from walk(command, where, context)
 
 
 def main() -> int:

@@ -256,6 +256,6 @@ def _show(injection: Injection, as_json: bool) -> None:
         print_json(dataclasses.asdict(injection))
     else:
         click.echo(
-            f"{injection.kind}: job {injection.job_id} lost {', '.join(injection.nodes)} "
+            f"{injection.kind}: job {injection.job_id} was hit on {', '.join(injection.nodes)} "
             f"at step {injection.at_step}, seen after {injection.seconds:.1f} s"
         )

@@ -99,6 +99,7 @@ def command(  # noqa: PLR0917 - click passes them by name
     click.echo(f"run {folder.path}", err=wait)
     if not wait:
         click.echo(f"follow it with: slurmspot watch {folder.path}", err=True)
+        click.echo(f"its output will be in {folder.logs}", err=True)
         return 0
     return show_until_over(folder, job_id, interval_s=None, as_json=as_json)
 

@@ -27,15 +27,18 @@ def command(run: Path, as_json: bool) -> int:
     folder = RunFolder.open(run)
     now = standing(read_events(folder.events), now=datetime.now(tz=UTC))
     job_id = next(iter(job_ids(folder)[::-1]), None)
+    complete = folder.finished.exists()
+    state = None if complete else _state(job_id)
+    in_phase = state in {None, "RUNNING", "COMPLETING"}  # what is logged last is then what it does
     facts: dict[str, Any] = {
         "run": str(folder.path),
-        "complete": folder.finished.exists(),
+        "complete": complete,
         "job_id": job_id,
-        "state": _state(job_id),
+        "state": state,
         "attempts": now.attempts,
         "notices": now.notices,
-        "phase": now.phase,
-        "phase_s": now.phase_s,
+        "phase": now.phase if in_phase else None,
+        "phase_s": now.phase_s if in_phase else None,
         "last_step": now.last_step,
         "last_durable_step": now.last_durable_step,
         **({} if now.last_local_step is None else {"last_local_step": now.last_local_step}),
@@ -46,7 +49,7 @@ def command(run: Path, as_json: bool) -> int:
     if as_json:
         print_json({**facts, "interruptions": [_interruption(one) for one in now.interruptions]})
         return 0
-    shown = {**facts, "phase": _phase(now.phase, now.phase_s)}
+    shown = {**facts, "phase": _phase(facts["phase"], facts["phase_s"])}
     del shown["phase_s"]
     width = max(map(len, shown))
     for name, value in shown.items():

@@ -59,6 +59,8 @@ def show_until_over(
         print_json({"job_id": job_id, "run": str(folder.path), "complete": complete})
     else:
         click.echo(f"{folder.path} {'is complete' if complete else 'did not finish'}")
+    if not complete:
+        click.echo(f"its output is in {folder.logs}", err=True)
     return 0 if complete else 1
 
 

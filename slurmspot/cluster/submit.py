@@ -149,10 +149,16 @@ def _outside_any_job() -> Iterator[None]:
 
 
 def job_ids(folder: RunFolder) -> list[str]:
-    """Ids of the jobs submitted for a run, oldest first."""
-    if not folder.jobs.exists():
-        return []
-    return [json.loads(line)["job_id"] for line in folder.jobs.read_text().splitlines() if line]
+    """Ids of the jobs of a run, oldest first.
+
+    Those that ``launch`` has noted; of a batch script written by hand, those that have logged.
+    """
+    lines = folder.jobs.read_text().splitlines() if folder.jobs.exists() else []
+    submitted = [str(json.loads(line)["job_id"]) for line in lines if line]
+    attempts = sorted(folder.events.glob("[0-9]*-*"), key=lambda path: path.stat().st_mtime_ns)
+    logged = [path.name.rpartition("-")[0] for path in attempts]
+    by_hand = [job_id for job_id in dict.fromkeys(logged) if job_id not in submitted]
+    return [*by_hand, *submitted]
 
 
 def _refuse_second_writer(folder: RunFolder, runner: Runner) -> None:
@@ -200,6 +206,7 @@ def _parameters(spec: Spec, folder: RunFolder, windows: Windows) -> dict[str, ob
         "ntasks_per_node": spec.ranks_per_node,
         "cpus_per_task": spec.cpus_per_task,
         "stderr_to_stdout": True,
+        "wckey": None,  # submitit's own would be refused where only known keys are accepted
         "additional_parameters": {
             "nodes": spec.nodes,
             "requeue": True,
@@ -211,7 +218,13 @@ def _parameters(spec: Spec, folder: RunFolder, windows: Windows) -> dict[str, ob
             # From 22.05 on srun no longer takes this over from sbatch.
             f"--cpus-per-task={spec.cpus_per_task}",
         ],
-        "setup": [*_exports(spec, folder, windows), *_TRAP, *_watchdog(spec), *spec.setup],
+        "setup": [
+            f"# every rank runs: {json.dumps(spec.call or shlex.join(spec.command))}",
+            *_exports(spec, folder, windows),
+            *_TRAP,
+            *_watchdog(spec),
+            *spec.setup,
+        ],
         "teardown": [
             "rc=$?",
             *(["kill $watchdog 2>/dev/null"] if spec.hang_s else []),

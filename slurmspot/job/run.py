@@ -319,7 +319,8 @@ class Run:
         self._events.beat(self.step)
 
     def _values(self) -> dict[str, Any]:
-        return {name: float(value) for name, value in self._logged.items()}
+        detached = {k: getattr(v, "detach", lambda v=v: v)() for k, v in self._logged.items()}
+        return {name: float(value) for name, value in detached.items()}
 
     def _boundary(self) -> None:
         period_steps = self._env.period_steps

@@ -226,12 +226,13 @@ def witnessed(events: Iterable[Event], *, known: Iterable[str] = ()) -> list[Job
         match = _NAME.fullmatch(name)
         if match and match["job"] not in skip:
             found[match["job"]][int(match["restart"])] = logged
+    newest = max((logs[0].t_ns for by in found.values() for logs in by.values()), default=0)
     return [
         Job(
             job_id=job_id,
             name=job_id,
             attempts=tuple(
-                _witnessed(index, restart, logged, last=restart == max(by_restart))
+                _witnessed(index, restart, logged, last=logged[0].t_ns == newest)
                 for index, (restart, logged) in enumerate(sorted(by_restart.items()))
             ),
         )

@@ -220,8 +220,8 @@ def test_an_explicit_flag_allows_anybodys_job(tmp_path):
     run = Run(tmp_path / "a", user="somebody")
     run.inject("slurm", injector=run.injector(any_job=True))
     bare = Run(tmp_path / "b", user="somebody")
-    bare.folder.jobs.unlink()
-    with pytest.raises(NotFoundError, match="has no job"):
+    bare.folder.jobs.unlink()  # as with a batch script written by hand: the log names the job
+    with pytest.raises(UsageError, match="belongs to somebody"):
         bare.inject("slurm")
     bare.inject("slurm", injector=bare.injector(job_id="7"))
     assert bare.cluster.done == ["preempt ondemand n0 n1", "cancel 8"]

@@ -170,3 +170,19 @@ def test_a_complete_run_is_not_launched_again(tmp_path, monkeypatch):
     folder.finished.touch()
     with pytest.raises(UsageError, match="already complete"):
         submit.submit(Spec(command=("x",)), folder, WINDOWS, print)
+
+
+def test_the_jobs_of_a_run_are_those_launched_and_those_that_have_logged(tmp_path):
+    folder = RunFolder(tmp_path).create()
+    assert submit.job_ids(folder) == []
+    for name in ("8-0", "7_1-0", "local-0", "injector"):
+        (folder.events / name).mkdir()
+    assert set(submit.job_ids(folder)) == {"8", "7_1"}
+    folder.jobs.write_text('{"job_id": "8"}\n{"job_id": "9"}\n')
+    assert submit.job_ids(folder) == ["7_1", "8", "9"]
+
+
+def test_the_script_shows_what_every_rank_runs_on_one_line(tmp_path):
+    script = batch_script(Spec(command=("a b", "c\nd")), RunFolder(tmp_path), WINDOWS)
+    assert """# every rank runs: "'a b' 'c\\nd'"\n""" in script
+    assert "wckey" not in script

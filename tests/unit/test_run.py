@@ -68,7 +68,7 @@ class Training:
                 loss.backward()
                 self.optimizer.step()
                 self.scheduler.step()
-                run.log(loss=loss.detach())
+                run.log(loss=loss)
                 if not run.rehearsing:
                     self.seen.append((step, batch[:, 0].tolist(), loss.item()))
                     if step == until:

@@ -57,6 +57,14 @@ def test_a_step_on_the_nodes_disks_is_not_durable(events):
     assert (now.last_durable_step, now.last_local_step, now.steps_at_risk) == (140, 145, 10)
 
 
+def test_an_earlier_job_that_never_opened_the_run_hides_nothing(events):
+    early = replace(events[0], t_ns=events[0].t_ns - 60 * 10**9, event="launched", attempt="1-0")
+    now = standing([early, *events], now=simulated.T0 + timedelta(days=1))
+    assert now.phase == "train"
+    kinds = [one.kind for one in now.interruptions]
+    assert kinds[-2:] == [one.kind for one in standing(events, now=simulated.T0).interruptions]
+
+
 def test_nothing_yet():
     now = standing([], now=simulated.T0)
     assert (now.attempts, now.phase, now.last_step, now.steps_at_risk) == (0, None, None, None)
