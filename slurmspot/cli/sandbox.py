@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -17,6 +18,7 @@ from slurmspot.errors import NotFoundError
 from slurmspot.sandbox import Sandbox, Status
 
 _name = click.option("--name", default="default", show_default=True, help="Which sandbox.")
+_found = click.option("--name", help="Which sandbox.  [default: SLURM_CONF's, else `default`]")
 _folder = click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -94,12 +96,12 @@ def down(name: str, folder: Path | None) -> None:
 
 
 @command.command()
-@_name
+@_found
 @_folder
 @_json
-def status(name: str, folder: Path | None, as_json: bool) -> None:
+def status(name: str | None, folder: Path | None, as_json: bool) -> None:
     """Which daemons run, and what state each node is in; exit code 1 unless all is well."""
-    sandbox = Sandbox.open(folder or name)
+    sandbox = _open(name, folder)
     found = sandbox.status()
     if as_json:
         print_json({**_document(found), "env": sandbox.env})
@@ -111,15 +113,21 @@ def status(name: str, folder: Path | None, as_json: bool) -> None:
 
 
 @command.command(name="exec", context_settings={"ignore_unknown_options": True})
-@_name
+@_found
 @_folder
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec_(name: str, folder: Path | None, argv: tuple[str, ...]) -> None:
+def exec_(name: str | None, folder: Path | None, argv: tuple[str, ...]) -> None:
     """Run a command as a client of a sandbox.
 
     slurmspot sandbox exec -- srun -N2 hostname
     """
-    sys.exit(Sandbox.open(folder or name).exec(argv))
+    sys.exit(_open(name, folder).exec(argv))
+
+
+def _open(name: str | None, folder: Path | None) -> Sandbox:
+    """The sandbox that was named, or the one this shell is a client of, or `default`."""
+    here = None if name or folder else Sandbox.current(os.environ)
+    return here or Sandbox.open(folder or name or "default")
 
 
 def _document(found: Status) -> dict[str, Any]:
