@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from slurmspot.errors import UsageError
 from slurmspot.job.notice import shielded
 
 
@@ -36,6 +37,7 @@ class Cursor:
         self._random = random
         self._epoch_random = random.state_dict()
         self._resumed: Mapping[str, Any] | None = None
+        self._batches: Iterator[Any] | None = None
         self.epoch = 0
         self.batch = 0
 
@@ -44,7 +46,12 @@ class Cursor:
 
         Args:
             keeps_place: the loader itself continues where its saved state says.
+
+        Raises:
+            UsageError: the loader would have to be replayed, and cannot be.
         """
+        if not keeps_place:
+            _check_replayable(loader)
         resumed, self._resumed = self._resumed, None
         skip = 0 if keeps_place else self.batch
         if self.batch == 0:
@@ -57,7 +64,7 @@ class Cursor:
         if set_epoch is not None:
             set_epoch(self.epoch)
         with shielded():
-            batches = iter(loader)
+            batches = self._batches = iter(loader)
         for _ in range(skip):
             next(batches, None)
         if self.batch and resumed is not None:
@@ -75,6 +82,12 @@ class Cursor:
         self.batch = 0
         self._resumed = None  # a rehearsal has put a state back that this epoch went on from
 
+    def close(self) -> None:
+        """End the loader's workers: they heed no signal, and leaving Python would wait for them."""
+        shut_down = getattr(self._batches, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+
     def state_dict(self) -> dict[str, Any]:
         """Position and random states of this process."""
         return {
@@ -91,3 +104,19 @@ class Cursor:
         self._epoch_random = state["epoch_start"]
         self._resumed = state["now"]
         self._random.load_state_dict(state["now"])
+
+
+def _check_replayable(loader: Iterable[Any]) -> None:
+    """Refuse, at the first step of a run, what could not be resumed at a later one."""
+    sampler = getattr(loader, "sampler", None)
+    if getattr(loader, "persistent_workers", False):
+        why = "with persistent_workers it draws other random numbers after the first epoch"
+    elif any(getattr(one, "generator", None) is not None for one in (loader, sampler)):
+        why = "it draws its order from a generator of its own, which is not saved"
+    else:
+        return
+    raise UsageError(
+        "the order of this loader could not be repeated after an interruption",
+        why=why,
+        fix="use slurmspot.job.sampler.GlobalBatchSampler, or leave that option out",
+    )

@@ -20,6 +20,7 @@ from slurmspot.events import Clock
 from slurmspot.job.sources import Source
 
 _S = 1_000_000_000
+_END = 0  # the number of no signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +120,17 @@ class NoticeListener:
         for number, handler in self._former.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._former_fd)
-        os.close(self._write_fd)
+        # Not by closing the pipe: a forked child that lives on still holds its other end.
+        os.write(self._write_fd, bytes([_END]))
         self._thread.join()
-        os.close(self._read_fd)
+        for fd in (self._write_fd, self._read_fd):
+            os.close(fd)
 
     def _listen(self) -> None:
-        while numbers := os.read(self._read_fd, 64):
-            for number in numbers:
+        while True:
+            for number in os.read(self._read_fd, 64):
+                if number == _END:
+                    return
                 window_s = self._windows_s.get(signal.Signals(number))
                 if window_s is not None:
                     self._take(signal.Signals(number).name, window_s)

@@ -72,6 +72,7 @@ class Run:
     ) -> None:
         self.step = 0
         self.complete = folder.finished.exists()
+        self._ended = False
         self.rehearsing = False
         self._env = env
         self._folder = folder
@@ -232,6 +233,7 @@ class Run:
             code = error.code
         elif error is not None:
             code, text = (PEER_LOST if _peer_lost(error) else 1), f"{error!r}"
+        self._cursor.close()
         self._checkpointer.close()
         self._listener.close()
         self._events.write("exit", step=self.step, code=code, error=text)
@@ -254,15 +256,18 @@ class Run:
 
         Raises:
             Preempted: a notice was agreed on; the state of ``step`` is saved.
-            CheckpointWriteError: the final checkpoint could not be made durable.
+            CheckpointWriteError: the first or the final checkpoint could not be made durable.
+            UsageError: the run has been trained to its end by this attempt already, or ``loader``
+                cannot be resumed.
         """
-        if self.complete:
+        if self._is_over():
             return
         self._events.write("goal", step=self.step, total=total)
+        keeps_place = self._keeps_place(loader)
         self._furthest = last_step(self._folder.events, before_attempt=self._env.attempt) or 0
         if self.step == 0:
             self._save("start")
-        keeps_place = bool(self._advancing) or any(loader is t for t in self._stateful.values())
+            self._checkpointer.wait()  # what cannot be saved shows now, not after hours
         while total is None or self.step < total:
             epoch_begins = self._cursor.batch == 0
             before = self.step
@@ -282,6 +287,22 @@ class Run:
             if epoch_begins and self.step == before:
                 raise UsageError("the loader yields no batch", why="an epoch without a step")
         self._finish()
+
+    def _is_over(self) -> bool:
+        if self._ended:
+            raise UsageError("this run is complete", why="a run has one loop, to one total")
+        return self.complete
+
+    def _keeps_place(self, loader: Iterable[Any]) -> bool:
+        """Whether ``loader`` goes on where a saved state says, and need not be replayed."""
+        registered = any(loader is thing for thing in self._stateful.values())
+        if registered and self._rehearse:
+            raise UsageError(
+                "a registered loader cannot be put back after the rehearsal",
+                why="it takes a state up only when it is gone over anew",
+                fix="register its sampler instead, or call Run.from_env(rehearse=False)",
+            )
+        return bool(self._advancing) or registered
 
     def _rehearsal(self, batch: Any) -> Iterator[tuple[int, Any]]:
         held = self._checkpointer.hold()
@@ -386,7 +407,7 @@ class Run:
             done = {"step": self.step, "digest": digest, **values}
             write_durably(self._folder.finished, json.dumps(done).encode() + b"\n")
         self._events.write("finished", step=self.step, digest=digest, **values)
-        self.complete = True
+        self.complete = self._ended = True
 
     def _note(self, notice: Notice) -> None:
         self._events.write(

@@ -208,7 +208,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch,
 def test_a_disk_slower_than_a_period_in_seconds_costs_checkpoints_and_no_time(
     tmp_path, monkeypatch, own_cursor, baseline
 ):
-    """Every save but the first would be due at once, and the first takes until one is skipped."""
+    """Every step is due; the first save after the start takes until another one is skipped."""
     from slurmspot.checkpoint import saving
 
     monkeypatch.setenv("SLURMSPOT_PERIOD_STEPS", "0")
@@ -224,7 +224,7 @@ def test_a_disk_slower_than_a_period_in_seconds_costs_checkpoints_and_no_time(
             skipped.set()
 
     def slow(*args, **options):
-        assert skipped.wait(30)
+        assert training.run.step == 0 or skipped.wait(30)
         save(*args, **options)
 
     monkeypatch.setattr(training.run._checkpointer, "_emit", watch)
@@ -333,3 +333,70 @@ def test_a_signal_to_the_whole_group_spares_the_data_loader_workers(tmp_path):
         check=False,
     )
     assert (done.returncode, done.stderr) == (75, "")
+
+
+FORKED = """
+import os, signal, sys, torch
+from torch.utils.data import DataLoader
+import slurmspot
+from slurmspot.job.sampler import GlobalBatchSampler
+
+if __name__ == "__main__":
+    data, forked = torch.arange(20), {"num_workers": 1, "persistent_workers": True}
+    sampler = GlobalBatchSampler(20, 4, seed=0)
+    loader = DataLoader(data, batch_sampler=sampler, **forked)
+    with slurmspot.Run.from_env(folder=sys.argv[1], sampler=sampler) as run:
+        evaluation = iter(DataLoader(data, **forked))
+        for step, batch in run.steps(loader, total=9):
+            if step == 6 and sys.argv[2] == "notice":
+                os.kill(os.getpid(), signal.SIGUSR1)
+                while run._listener.notice is None:
+                    pass
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("undisturbed", 0), ("notice", 75)])
+def test_living_workers_do_not_keep_the_process_from_leaving(tmp_path, how, code):
+    """Forked children hold the notice pipe open and heed no signal; an evaluation's do so too."""
+    script = tmp_path / "train.py"
+    script.write_text(FORKED)
+    argv = [sys.executable, str(script), str(tmp_path / "run"), how]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_workers": 1, "persistent_workers": True}, "persistent_workers"),
+        ({"generator": torch.Generator()}, "generator of its own"),
+    ],
+)
+def test_a_loader_that_cannot_be_replayed_is_refused_at_the_first_step(tmp_path, options, words):
+    loader = DataLoader(torch.arange(9), shuffle=True, **options)
+    with pytest.raises(UsageError, match=words), Run.from_env(folder=tmp_path) as run:
+        next(run.steps(loader))
+
+
+def test_a_second_loop_is_refused(tmp_path):
+    with Run.from_env(folder=tmp_path) as run:
+        assert len(list(run.steps(range(3)))) == 3
+        with pytest.raises(UsageError, match="is complete"):
+            next(run.steps(range(3)))
+
+
+def test_a_state_that_can_never_be_saved_stops_the_run_at_the_start(tmp_path):
+    from slurmspot.errors import CheckpointWriteError
+
+    class Odd:
+        def state_dict(self):
+            return {"thing": object()}
+
+        def load_state_dict(self, state):
+            pass
+
+    with (
+        pytest.raises(CheckpointWriteError, match="step 0"),
+        Run.from_env(folder=tmp_path, odd=Odd()) as run,
+    ):
+        next(run.steps(range(3)))
