@@ -88,7 +88,7 @@ class Run:
             sources=sources.of(env),
             on_notice=self._note,
             clock=clock,
-        ).start()
+        )
         self._cursor = Cursor(RandomState())
         self._advancing = [thing for thing in objects.values() if hasattr(thing, "next_epoch")]
         self._stateful = objects
@@ -109,6 +109,7 @@ class Run:
         self._saved_step: int | None = None
         self._furthest = -1
         self._logged: dict[str, Any] = {}
+        self._listener.start()  # last: what fails above leaves no handler behind
 
     @classmethod
     def from_env(

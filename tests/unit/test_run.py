@@ -32,6 +32,9 @@ def outside_slurm(monkeypatch):
     for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):  # Training sets them; forgotten afterwards
         monkeypatch.setenv(name, "0")
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    former = signal.getsignal(signal.SIGUSR1)
+    yield
+    assert signal.getsignal(signal.SIGUSR1) is former
 
 
 class KilledError(Exception):
