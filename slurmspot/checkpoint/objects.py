@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from slurmspot.checkpoint import host, tagged
-from slurmspot.checkpoint.random_state import RandomState
+from slurmspot.checkpoint.random_state import RandomState, unmoved
 from slurmspot.checkpoint.state import take
 from slurmspot.errors import MismatchedCheckpointError, UsageError
 
@@ -50,8 +50,12 @@ class Part:
         self.thing = thing
 
     def state(self) -> Any:
-        """Its state; tensors in it are live."""
-        return self.thing.state_dict()
+        """Its state; tensors in it are live.
+
+        Whatever it draws to tell its state, as loaders do, training draws the same numbers after.
+        """
+        with unmoved():
+            return self.thing.state_dict()
 
     def load(self, state: Any) -> None:
         """Take ``state``, whose tensors are on the host and the object's to keep."""

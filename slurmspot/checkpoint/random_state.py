@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,3 +55,14 @@ class RandomState:
         torch.manual_seed(seed)
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(seed % 2**32)
+
+
+@contextmanager
+def unmoved() -> Iterator[None]:
+    """Random numbers drawn inside are not missing outside."""
+    states = RandomState()
+    before = states.state_dict()
+    try:
+        yield
+    finally:
+        states.load_state_dict(before)

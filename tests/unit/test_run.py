@@ -381,6 +381,70 @@ def test_a_loader_that_cannot_be_replayed_is_refused_at_the_first_step(tmp_path,
         next(run.steps(loader))
 
 
+class DrawingLoader:
+    """Keeps its own place, as torchdata's StatefulDataLoader does.
+
+    It makes its iterator, which draws random numbers, as soon as it is asked for its state.
+    """
+
+    def __init__(self):
+        self.place = {"seed": 0, "at": 0}
+        self.iterator = None
+
+    def __iter__(self):
+        iterator, self.iterator = self._begun(), None
+        return iterator
+
+    def _begun(self):
+        if self.iterator is None:
+            drawn = random.randrange(2**20) + int(torch.randint(2**20, ()))
+            self.place = {"seed": self.place["seed"] or drawn, "at": self.place["at"]}
+            self.iterator = self._batches()
+        return self.iterator
+
+    def _batches(self):
+        for at in range(self.place["at"], 7):
+            self.place = {**self.place, "at": at + 1}
+            yield self.place["seed"] + at
+        self.place = {"seed": 0, "at": 0}
+
+    def state_dict(self):
+        if self.place["at"] == 0:
+            self._begun()
+        random.random()
+        return dict(self.place)
+
+    def load_state_dict(self, state):
+        self.place, self.iterator = dict(state), None
+        self._begun()
+
+
+def drawn_with(loader, folder, kills):
+    """What each step drew and got from ``loader``, killed after each of the steps ``kills``."""
+    seen = {}
+    for attempt, until in enumerate([*kills, None]):
+        torch.manual_seed(0)
+        random.seed(0)
+        os.environ["SLURM_JOB_ID"], os.environ["SLURM_RESTART_COUNT"] = "1", str(attempt)
+        batches = loader()
+        run = Run.from_env(folder=folder, loader=batches)
+        with contextlib.suppress(KilledError), run:
+            for step, batch in run.steps(batches, total=20):
+                drawn = (int(batch), random.random(), torch.rand(()).item())
+                assert seen.setdefault(step, drawn) == drawn
+                if step == until:
+                    raise KilledError
+    return seen
+
+
+@pytest.mark.parametrize("kills", [(1,), (3, 5, 6), (7, 8, 14, 15)])
+def test_a_loader_may_draw_random_numbers_to_tell_its_state(tmp_path, kills):
+    """Neither a save nor a restore may cost or add any of those that training draws."""
+    undisturbed = drawn_with(DrawingLoader, tmp_path / "baseline", ())
+    assert len(set(undisturbed.values())) == 20
+    assert drawn_with(DrawingLoader, tmp_path / "spot", kills) == undisturbed
+
+
 def test_a_second_loop_is_refused(tmp_path):
     with Run.from_env(folder=tmp_path) as run:
         assert len(list(run.steps(range(3)))) == 3
