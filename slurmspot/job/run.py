@@ -15,6 +15,7 @@ next attempt opens the same block and goes on.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,6 +44,7 @@ from slurmspot.settings import JobEnvironment
 
 _S = 1_000_000_000
 _LEAVING_S = 2.0  # of a window, for the ranks to end
+_TAKEN = {"t_ns", "mono_ns", "event", "step", "at", "digest"}  # names that an event has already
 
 
 class Preempted(SystemExit):
@@ -72,7 +75,7 @@ class Run:
     ) -> None:
         self.step = 0
         self.complete = folder.finished.exists()
-        self._ended = False
+        self._begun = self._ended = False
         self.rehearsing = False
         self._env = env
         self._folder = folder
@@ -203,6 +206,7 @@ class Run:
             self._events.write("restore_end", step=None)
             return
         self.step = restored.step
+        self._logged = restored.meta.get("logged", {})
         rejected, passed_over = (
             [{"step": step, "problem": problem} for step, problem in pairs]
             for pairs in (restored.rejected, restored.passed_over)
@@ -249,7 +253,8 @@ class Run:
         """Yield ``(step, batch)`` until the run is done; step counts from 1 over all attempts.
 
         Going over ``loader`` again is a new epoch. Leaving the loop early (``break``) is not the
-        end of the run: only running out of steps is.
+        end of the run: only running out of steps is. A run that is opened again goes on from the
+        newest checkpoint; this one has had its loop.
 
         Args:
             loader: any iterable of batches; the same on every attempt.
@@ -258,11 +263,11 @@ class Run:
         Raises:
             Preempted: a notice was agreed on; the state of ``step`` is saved.
             CheckpointWriteError: the first or the final checkpoint could not be made durable.
-            UsageError: the run has been trained to its end by this attempt already, or ``loader``
-                cannot be resumed.
+            UsageError: this run has had its loop already, or ``loader`` cannot be resumed.
         """
-        if self._is_over():
+        if self.complete and not self._ended:
             return
+        self._begin()
         self._events.write("goal", step=self.step, total=total)
         keeps_place = self._keeps_place(loader)
         self._furthest = last_step(self._folder.events, before_attempt=self._env.attempt) or 0
@@ -289,10 +294,17 @@ class Run:
                 raise UsageError("the loader yields no batch", why="an epoch without a step")
         self._finish()
 
-    def _is_over(self) -> bool:
+    def _begin(self) -> None:
         if self._ended:
             raise UsageError("this run is complete", why="a run has one loop, to one total")
-        return self.complete
+        if self._begun:
+            raise UsageError(
+                "the loop of this run was left before its end, and cannot be entered again",
+                why=f"step {self.step + 1} may have been made, by halves or not at all",
+                fix="train in one loop over run.steps; or open the run again, "
+                "which restores the newest checkpoint",
+            )
+        self._begun = True
 
     def _keeps_place(self, loader: Iterable[Any]) -> bool:
         """Whether ``loader`` goes on where a saved state says, and need not be replayed."""
@@ -313,7 +325,27 @@ class Run:
         self._checkpointer.put_back(held)
 
     def log(self, **values: Any) -> None:
-        """Note values of this step (a loss); the event log keeps about one a second."""
+        """Note values of this step (a loss); the event log keeps about one a second.
+
+        Args:
+            **values: numbers, or tensors of one number each; NaN and infinity are kept as null.
+
+        Raises:
+            UsageError: a value is no single number, or its name is one that every event has.
+        """
+        for name, value in values.items():
+            if name in _TAKEN:
+                raise UsageError(
+                    f"run.log cannot note a value by the name of {name!r}",
+                    why="every event has one already; `step` is this step",
+                    fix="leave it out, or choose another name",
+                )
+            if not _is_number(value):
+                raise UsageError(
+                    f"run.log({name}=…) was given a {_described(value)}",
+                    why="only single numbers are noted",
+                    fix="reduce it to one number, such as its mean, or leave it out",
+                )
         if not self.rehearsing:
             self._logged = values
 
@@ -341,8 +373,9 @@ class Run:
         self._events.beat(self.step)
 
     def _values(self) -> dict[str, Any]:
-        detached = {k: getattr(v, "detach", lambda v=v: v)() for k, v in self._logged.items()}
-        return {name: float(value) for name, value in detached.items()}
+        """What was logged last, by this attempt or the one it resumed. JSON has no NaN."""
+        numbers = {k: math.nan if v is None else _number(v) for k, v in self._logged.items()}
+        return {k: number if math.isfinite(number) else None for k, number in numbers.items()}
 
     def _boundary(self) -> None:
         period_steps = self._env.period_steps
@@ -367,10 +400,15 @@ class Run:
         return self._clock.mono_ns() - self._last_save_ns >= self._env.period_s * _S
 
     def _save(self, trigger: str, *, within_s: float | None = None) -> None:
-        if self._saved_step == self.step:
+        only_local = self._env.local and trigger == "final"
+        if self._saved_step == self.step and not only_local:
             return
         self._last_save_ns = self._clock.mono_ns()
-        meta = {"attempt": self._env.attempt, "epoch": self._cursor.epoch}
+        meta = {
+            "attempt": self._env.attempt,
+            "epoch": self._cursor.epoch,
+            "logged": self._values(),
+        }
         # A period in steps says which steps to save; one in seconds can pass one by.
         may_skip = trigger == "period" and not self._env.period_steps
         notice = self._listener.notice
@@ -434,6 +472,25 @@ def _told_plainly(
         sys.stderr.write(f"slurmspot: {error}\n")
     else:
         sys.__excepthook__(kind, error, trace)
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if hasattr(value, "item") else value)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):  # told by its shape: its value would have to be waited for
+        return value.numel() == 1 and not value.is_complex()
+    try:
+        _number(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return not isinstance(value, str | bytes)
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ + (f" of shape {list(shape)}" if shape else "")
 
 
 def _peer_lost(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -450,6 +452,79 @@ def test_a_second_loop_is_refused(tmp_path):
         assert len(list(run.steps(range(3)))) == 3
         with pytest.raises(UsageError, match="is complete"):
             next(run.steps(range(3)))
+
+
+def test_a_loop_that_was_left_is_not_entered_again_but_the_run_may_be_opened_again(tmp_path):
+    """The step at which it was left is neither made nor not made, and may not be made twice."""
+    torch.manual_seed(0)
+    drawn = {}
+    with Run.from_env(folder=tmp_path) as run:
+        for step, _ in run.steps(range(9)):
+            drawn[step] = torch.rand(()).item()
+            if step == 6:
+                break
+        with pytest.raises(UsageError, match=r"step 6 may have been made"):
+            next(run.steps(range(9)))
+    with Run.from_env(folder=tmp_path) as run:
+        for step, _ in run.steps(range(9)):
+            number = torch.rand(()).item()
+            assert drawn.setdefault(step, number) == number
+    assert len(set(drawn.values())) == 9
+    assert finished(tmp_path)["step"] == 9
+
+
+def test_what_was_logged_last_survives_a_kill_after_the_final_commit(tmp_path):
+    Training(tmp_path / "baseline").go()
+    folder = tmp_path / "spot"
+
+    def killed(*_):
+        raise KilledError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slurmspot.job.run.write_durably", killed)
+        Training(folder).go()
+    assert not (folder / "finished.json").exists()
+    resumed = Training(folder, attempt=1).go()
+    assert resumed.seen == []
+    assert finished(folder) == finished(tmp_path / "baseline")
+    assert finished(folder)["loss"] > 0
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, torch.tensor([math.nan])])
+def test_a_loss_that_is_no_finite_number_is_null(tmp_path, loss):
+    with Run.from_env(folder=tmp_path) as run:
+        for _ in run.steps(range(2)):
+            run.log(loss=loss, rate=0.5)
+    text = (tmp_path / "finished.json").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert (json.loads(text)["loss"], json.loads(text)["rate"]) == (None, 0.5)
+    (done,) = (e for e in read_events(tmp_path / "events") if e.event == "finished")
+    assert done.data["loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("loss", "2.5", "given a str"),
+        ("loss", None, "given a NoneType"),
+        ("loss", torch.zeros(2, 3), r"given a Tensor of shape \[2, 3\]"),
+        ("loss", np.zeros(2), r"given a ndarray of shape \[2\]"),
+        ("step", 7, "by the name of 'step'"),
+    ],
+)
+def test_what_cannot_be_logged_is_refused_where_it_is_logged(tmp_path, name, value, words):
+    with pytest.raises(UsageError, match=words), Run.from_env(folder=tmp_path) as run:
+        run.log(**{name: value})
+
+
+def test_the_last_step_reaches_the_remote_tier_though_it_was_saved_locally(tmp_path, monkeypatch):
+    (tmp_path / "node").mkdir()
+    monkeypatch.setenv("SLURMSPOT_LOCAL", str(tmp_path / "node"))
+    with Run.from_env(folder=tmp_path / "run") as run:
+        assert len(list(run.steps(range(4)))) == 4  # the period is 4 steps
+    commits = [e.data for e in read_events(tmp_path / "run" / "events") if e.event == "commit"]
+    assert commits[-1] == {"tier": "remote", "trigger": "final"}
 
 
 def test_a_state_that_can_never_be_saved_stops_the_run_at_the_start(tmp_path):
