@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from slurmspot.checkpoint import host, tagged
@@ -97,9 +98,18 @@ class ModulePart(Part):
 
     keeps = False
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, name: str, module: nn.Module) -> None:
+        """Refuses a module that has no shapes yet, such as ``torch.nn.LazyLinear``."""
         super().__init__(module)
         self.module = unwrapped(module)
+        for key, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if is_lazy(tensor):
+                raise UsageError(
+                    f"{tagged.join(name, key)} has no shape yet, so it can be neither saved nor "
+                    "restored",
+                    why="a lazy module learns its shapes in its first forward",
+                    fix="run one batch through the model before it is registered",
+                )
 
     def state(self) -> Any:
         """Parameters and persistent buffers by name."""
@@ -279,7 +289,7 @@ def _part(name: str, thing: Any, names: Mapping[int, str]) -> Part:
     if not name or "/" in name:
         raise UsageError(f"{name!r} cannot name a registered object", fix="use a plain word")
     if isinstance(thing, nn.Module):
-        return ModulePart(thing)
+        return ModulePart(name, thing)
     if isinstance(thing, Optimizer):
         return OptimizerPart(thing, names)
     if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):

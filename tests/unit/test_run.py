@@ -279,6 +279,17 @@ def test_what_cannot_be_saved_is_refused_at_once(tmp_path):
         Run.from_env(folder=tmp_path, random=nn.Linear(1, 1))
 
 
+def test_a_lazy_model_is_refused_until_it_has_its_shapes(tmp_path):
+    model = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
+    with pytest.raises(
+        UsageError, match=r"(?s)model/0\.weight has no shape yet.*do:  run one batch"
+    ):
+        Run.from_env(folder=tmp_path, model=model)
+    model(torch.ones(2, 3))
+    with Run.from_env(folder=tmp_path, model=model) as run:
+        assert len(list(run.steps(range(3)))) == 3
+
+
 def test_a_rank_without_a_process_group_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="init_process_group"):
