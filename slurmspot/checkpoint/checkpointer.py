@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import xxhash
 
 from slurmspot.checkpoint import host, loading, restoring, saving, steps
@@ -83,8 +82,6 @@ class Checkpointer:
         objects: name to anything with ``state_dict`` and ``load_state_dict``; the same names on
             every rank.
         keep: how many committed checkpoints to keep, at least 1.
-        process_group: a gloo group that nothing else uses; None makes one of all ranks, if
-            torch.distributed is initialised.
         per_rank: names of objects whose state differs from rank to rank; random states always
             count among them. Restored with another number of ranks, such an object needs a method
             ``fresh_state(seed)`` for ranks that the saved run did not have.
@@ -105,7 +102,6 @@ class Checkpointer:
         objects: Mapping[str, Any],
         *,
         keep: int = 3,
-        process_group: dist.ProcessGroup | None = None,
         per_rank: frozenset[str] = frozenset({"random"}),
         in_flight: int = 1,
         claim: Claim | None = None,
@@ -121,11 +117,8 @@ class Checkpointer:
         if in_flight < 1:
             raise UsageError(f"in_flight={in_flight} would save nothing", fix="allow at least 1")
         self._keep = keep
-        self._owns_group = process_group is None
-        if process_group is None and dist.is_available() and dist.is_initialized():
-            process_group = dist.new_group(backend="gloo")
-        self._ranks = Ranks(process_group)
-        self._votes = self._ranks.twin()
+        self._ranks = Ranks.every()
+        self._votes = Ranks.every()  # the training thread's own: the other one saves meanwhile
         random = {name for name, thing in objects.items() if isinstance(thing, RandomState)}
         self._per_rank = frozenset((per_rank & objects.keys()) | random)
         self._emit = emit
@@ -150,7 +143,7 @@ class Checkpointer:
                 local,
                 node=node,
                 remote=folder,
-                ranks=self._ranks.twin(),
+                ranks=Ranks.every(),
                 owner=self._owner,
                 emit=emit,
                 arrived=self._arrived,
@@ -336,8 +329,7 @@ class Checkpointer:
             unhook()
         self._staging = deque(Staging() for _ in self._staging)
         self._votes.close()
-        if self._owns_group:
-            self._ranks.close()
+        self._ranks.close()
 
     def _goes_local(self, order: Order, within_s: float | None, *, node_stays: bool) -> bool:
         """Whether a save goes to the nodes' own disks first; the same on every rank."""

@@ -33,7 +33,18 @@ class Ranks:
         self._group = group
         self.rank = dist.get_rank(group) if group else 0
         self.size = dist.get_world_size(group) if group else 1
-        self._first = dist.get_global_rank(group, 0) if group else 0
+
+    @classmethod
+    def every(cls) -> Ranks:
+        """All ranks of ``torch.distributed``, with a gloo group that nothing else uses. Collective.
+
+        This process alone where there is no process group.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls(None)
+        # Its name is a number that only grows: names made from the ranks come again once a group
+        # is closed, and the next one would take the addresses of the old one for its own.
+        return cls(dist.new_group(backend="gloo"))
 
     def reduce(self, local: Callable[[], _T], decide: Callable[[list[_T]], _R]) -> _R:
         """Run ``local`` on every rank, then ``decide`` with all results on the first rank.
@@ -63,18 +74,6 @@ class Ranks:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
         return bool(votes.item())
 
-    def twin(self) -> Ranks:
-        """The same processes, with a group of their own that another thread may use."""
-        if self._group is None:
-            return self
-        return Ranks(
-            dist.new_group(
-                dist.get_process_group_ranks(self._group),
-                backend="gloo",
-                use_local_synchronization=True,
-            )
-        )
-
     def close(self) -> None:
         """Let go of the group."""
         if self._group is not None and dist.is_initialized():
@@ -96,12 +95,12 @@ class Ranks:
         if self._group is None:
             return [mine]
         everyone: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        dist.gather_object(mine, everyone, dst=self._first, group=self._group)
+        dist.gather_object(mine, everyone, dst=0, group=self._group)
         return everyone or []
 
     def _broadcast(self, outcome: _Outcome) -> _Outcome:
         if self._group is None:
             return outcome
         box = [outcome]
-        dist.broadcast_object_list(box, src=self._first, group=self._group)
+        dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]

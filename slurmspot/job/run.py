@@ -101,7 +101,6 @@ class Run:
             folder.checkpoints,
             {**objects, "random": self._cursor},
             keep=env.keep,
-            process_group=dist.new_group(backend="gloo") if distributed else None,
             claim=Claim(path=folder.owner, job_id=env.job_id, restart=env.restart),
             local=env.local_folder,
             node=env.host,

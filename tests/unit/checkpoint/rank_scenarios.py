@@ -258,6 +258,15 @@ def skip_alike(folder):
     return begun, still_busy
 
 
+def one_after_the_other(folder, count):
+    """Checkpointers made and closed in one process, each using every group that it has."""
+    for step in range(1, count + 1):
+        checkpointer = Checkpointer(Path(folder), {"holder": Holder(t=torch.ones(3))})
+        checkpointer.save(step, trigger="period", meta={})
+        checkpointer.save(step + 100, trigger="period", meta={}, may_skip=True)
+        checkpointer.close()
+
+
 def sharded_object(folder, saves):
     """An object that is no model and has a DTensor, cut unevenly: saved, or loaded from zeros."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

@@ -90,6 +90,11 @@ def test_ranks_skip_a_save_alike_though_only_one_of_them_is_busy(pool, tmp_path)
     assert list(steps.committed(tmp_path)) == [3, 1]
 
 
+def test_a_process_may_make_one_checkpointer_after_the_other(pool, tmp_path):
+    pool.run(2, scenario.one_after_the_other, tmp_path, 3)
+    assert steps.committed(tmp_path).keys() & {1, 2, 3, 101, 102, 103}
+
+
 def test_resuming_twice_gives_the_same_end(pool, tmp_path):
     pool.run(2, scenario.save, tmp_path, "fsdp")
     first = pool.run(2, scenario.train_on, tmp_path, "fsdp")
