@@ -21,7 +21,6 @@ from slurmspot.report.compose import build_document
 from slurmspot.report.costs import missing_prices
 from slurmspot.report.document import Document, RunReport
 from slurmspot.runfolder import RunFolder
-from slurmspot.timeline.recovery import interruptions
 
 
 @click.command("report")
@@ -75,6 +74,7 @@ def command(
                 label=folder.name if names.count(folder.name) == 1 else str(folder),
                 jobs=found.timeline.jobs,
                 events=found.events,
+                outages=found.outages,
                 baseline=baseline is not None and folder == baseline.absolute(),
             )
         )
@@ -126,7 +126,7 @@ def _json(document: Document, reports: Sequence[RunReport]) -> dict[str, Any]:
         "interruptions": [
             {"run": report.label, **one.as_json()}
             for report in reports
-            for one in interruptions(report.jobs, report.events)
+            for one in report.interruptions
         ],
         "assumptions": document.assumptions,
         "notes": document.notes,

@@ -24,9 +24,10 @@ from slurmspot.report.costs import bill_table, missing_prices, unpriced
 from slurmspot.report.history import History
 from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Attempt
+from slurmspot.timeline.moments import since_first
 from slurmspot.timeline.ranks import by_node, by_rank
 from slurmspot.timeline.records import COMMAND
-from slurmspot.timeline.recovery import breakdown, interruptions, of_each
+from slurmspot.timeline.recovery import breakdown
 
 _MOST_TOLD = 20  # rows that were not understood
 _SHORTEST_S = 0.05  # a phase that would read 0.0 s is not shown
@@ -167,9 +168,7 @@ def export(found: History, kind: str, what: str, output: Path | None) -> None:
     frame = {
         "attempts": lambda: frames.attempts(jobs),
         "phases": lambda: frames.phases(jobs),
-        "interruptions": lambda: frames.interruptions(
-            interruptions(jobs, found.events) if found.events else of_each(jobs)
-        ),
+        "interruptions": lambda: frames.interruptions(found.interruptions),
     }[what]()
     try:
         if kind == "csv":
@@ -216,10 +215,7 @@ def _log_json(found: History) -> dict[str, Any]:
         {**asdict(part), "started": part.started.isoformat()} for part in by_rank(found.events)
     ]
     jobs = found.timeline.jobs
-    ends = [
-        {**one.as_json(), "rto_parts_s": breakdown(one, jobs)}
-        for one in interruptions(jobs, found.events)
-    ]
+    ends = [{**one.as_json(), "rto_parts_s": breakdown(one, jobs)} for one in found.interruptions]
     return {"interruptions": ends, "ranks": ranks, "clocks": [asdict(one) for one in found.clocks]}
 
 
@@ -325,6 +321,17 @@ def text(found: History, *, bold: bool) -> str:
     if divided:
         phases = table.render(["JOB", "#", "PHASE", "TOOK"], divided, right="# TOOK", bold=bold)
         shown = f"{shown}\n\n{phases}"
+        passed = [
+            [
+                *(one.job_id, str(one.attempt), name.replace("_", " ")),
+                *(f"{time:%m-%d %H:%M:%S.%f}"[:-5], table.duration(after_s)),
+            ]
+            for one in found.interruptions
+            for name, time, after_s in since_first(one.moments)
+        ]
+        if passed:
+            header = ["JOB", "#", "MOMENT", "AT", "AFTER"]
+            shown += "\n\n" + table.render(header, passed, right="# AFTER", bold=bold)
     return shown
 
 

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 
-from slurmspot.cluster.command import Output, Runner
+from slurmspot.cluster.command import Output, Runner, checked
 from slurmspot.errors import NotFoundError, SlurmError, SlurmUnreachableError
 
-_PAGE = timedelta(days=7)
 _PAUSE_S = 0.5
 
 _OFF = ("accounting storage is disabled", "accounting_storage/none", "not running a DBD")
@@ -53,15 +52,17 @@ def pages(
     fields: Sequence[str],
     since: datetime,
     until: datetime,
+    page: timedelta = timedelta(days=7),
     wait: Callable[[float], object] = time.sleep,
 ) -> Iterator[str]:
-    """Rows of everything that ran between two times, a text with a header for each few days.
+    """Rows of everything that ran between two times, a text with a header for each ``page``.
 
     One question for months of a busy cluster holds its database up, and may be cut off; between
     two questions it is left alone for a while. A job that ran in two pages stands in both.
 
     Args:
         user: only theirs; ``partition`` only what ran there.
+        page: how long a time to ask for at once.
 
     Raises:
         SlurmUnreachableError, SlurmError: as :func:`query`.
@@ -71,11 +72,22 @@ def pages(
     options += [f"--partition={partition}"] if partition else []
     start = since
     while start < until:
-        end = min(until, start + _PAGE)
+        end = min(until, start + page)
         yield _sacct(runner, [*options, _since(start), f"--endtime={_local(end)}"])
         start = end
         if start < until:
             wait(_PAUSE_S)
+
+
+def outages(runner: Runner, nodes: Sequence[str], *, fields: Sequence[str], since: datetime) -> str:
+    """Records of when ``nodes`` were down or drained, as ``--parsable2`` text without a header.
+
+    Raises:
+        SlurmUnreachableError: the database does not answer.
+        SlurmError: it does not tell (``PrivateData=events``).
+    """
+    words = [f"nodes={','.join(nodes)}", f"start={_local(since)}", f"format={','.join(fields)}"]
+    return checked(runner, ["sacctmgr", "--parsable2", "--noheader", "show", "event", *words])
 
 
 def _rows(runner: Runner, fields: Sequence[str]) -> list[str]:

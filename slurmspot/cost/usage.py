@@ -7,7 +7,7 @@ The useful work, and five terms that reduce what spot saves:
 ``running``    GPUs held without training: starting, importing, restoring, leaving, ending
 ``checkpoint`` training that waited for a snapshot, saves on notice; bytes kept and moved
 ``repeated``   training steps done again, because they were lost
-``waiting``    no GPU held: backoff and queue
+``waiting``    no GPU counted: until Slurm has cleaned up after an attempt, backoff and queue
 ``failures``   attempts that made no new step, and the manual work for what did not come back
 =============  ====================================================================================
 """
@@ -28,8 +28,9 @@ TERMS = ("useful", "running", "checkpoint", "repeated", "waiting", "failures")
 """The useful work, and the five terms."""
 
 _TERM_OF = {
-    "backoff": "waiting", "queue": "waiting", "train": "useful", "run": "useful",
-    "repeat": "repeated", "notice": "checkpoint", "save": "checkpoint",
+    "backoff": "waiting", "queue": "waiting", "release": "waiting",
+    "train": "useful", "run": "useful", "repeat": "repeated",
+    "notice": "checkpoint", "snapshot": "checkpoint", "save": "checkpoint",
 }  # fmt: skip
 
 
@@ -151,11 +152,7 @@ def _usage(
         term = _TERM_OF.get(phase.name, "running")
         seconds["failures" if idle and term != "waiting" else term] += length_s
     mine = _own_events(life, attempt) if life is not None else []
-    stalls = (
-        _seconds(event, "stall_s")
-        for event in mine
-        if event.event == "snapshot_end" and life is not None and event.rank == life.lead
-    )
+    stalls = (_seconds(event, "stall_s") for event in mine if _stalls(event, life))
     for term, length_s in (("running", attempt.suspended_s), ("checkpoint", sum(stalls))):
         moved_s = min(length_s, seconds["useful"])
         seconds["useful"] -= moved_s
@@ -174,6 +171,13 @@ def _usage(
         failures=int(lost),
         logged=logged,
     )
+
+
+def _stalls(event: Event, life: Life | None) -> bool:
+    """Whether training waited for a snapshot; the one on notice is a phase of its own."""
+    if event.event != "snapshot_end" or life is None or event.rank != life.lead:
+        return False
+    return life.agreed is None or event.step != life.agreed.step
 
 
 def _own_events(life: Life, attempt: Attempt) -> list[Event]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import median
@@ -31,10 +31,12 @@ from slurmspot.report.document import (
 from slurmspot.report.table import duration
 from slurmspot.timeline.attempts import Attempt, Job
 from slurmspot.timeline.lives import INJECTOR, chains, moment
-from slurmspot.timeline.recovery import Interruption, breakdown, finished, interruptions
+from slurmspot.timeline.moments import MOMENTS, since_first
+from slurmspot.timeline.recovery import Interruption, breakdown, finished
 
 _RTO_ORDER = (
-    *("train", "notice", "save", "exit", "teardown", "between", "backoff", "queue"),
+    *("train", "notice", "snapshot", "save", "exit", "teardown", "release", "between"),
+    *("backoff", "queue"),
     *("run", "startup", "imports", "setup", "restore", "repeat"),
 )
 _MARKS = {"notice": "notice", "commit": "commit", "inject": "injection"}
@@ -59,16 +61,20 @@ def build_document(
         notes: what else a reader should know, a sentence each.
     """
     facts = _Facts.of(runs, summary or {}, prices or load_prices(), generated)
+    ended = {id(run): ones for run, ones in facts.found}
     return Document(
         title=title,
         lead=tuple(_lead(facts)),
         generated=generated,
         figures=tuple(_figures(facts)),
-        lanes=tuple(lane for run in runs for lane in _lanes(run, generated)),
+        lanes=tuple(
+            lane for run in runs for lane in _lanes(run, ended.get(id(run), ()), generated)
+        ),
         shares=_share_table(runs),
         curves=tuple(curve for run in runs for curve in _curves(run)),
         breaks=tuple((one.at_step, one.kind) for one in facts.every if one.at_step is not None),
         interruptions=_interruption_table(facts.found),
+        moments=_moment_table(facts.found),
         attempts=_attempt_table(runs),
         spreads=tuple(_spreads(facts.every)),
         parts=_part_table(facts.found),
@@ -116,7 +122,7 @@ class _Facts:
         equal = summary.get("final_state_equal")
         used = {id(run): usages(run.jobs, run.events, now=now) for run in runs}
         return cls(
-            found=tuple((run, tuple(interruptions(run.jobs, run.events))) for run in spot),
+            found=tuple((run, tuple(run.interruptions)) for run in spot),
             baseline=baseline,
             equal=_ends_equal(baseline, spot) if equal is None else bool(equal),
             done=all(finished(run.jobs, run.events) for run in spot),
@@ -297,7 +303,7 @@ class _InTime:
         return [job._replace(attempts=(a,)) for _, job, a in self._attempts[first:last]]
 
 
-def _lanes(run: RunReport, now: datetime) -> list[Lane]:
+def _lanes(run: RunReport, ended: Sequence[Interruption], now: datetime) -> list[Lane]:
     submits = [attempt.submit for job in run.jobs for attempt in job.attempts]
     if not submits:
         return []
@@ -322,12 +328,23 @@ def _lanes(run: RunReport, now: datetime) -> list[Lane]:
                 if phase.seconds != 0
             ),
             marks=tuple(
-                Mark(kind=_MARKS[event.event], at_s=since(moment(event)), text=_mark_text(event))
-                for event in _marked(job, run.events)
+                Mark(kind=kind, at_s=since(time), text=text)
+                for kind, time, text in _marks(job, run.events, ended)
             ),
         )
         for job in run.jobs
     ]
+
+
+def _marks(
+    job: Job, events: Sequence[Event], ended: Sequence[Interruption]
+) -> Iterator[tuple[str, datetime, str]]:
+    """Kind, time and text of each mark of a job."""
+    for event in _marked(job, events):
+        yield _MARKS[event.event], moment(event), _mark_text(event)
+    for one in ended:
+        if one.job_id == job.job_id and "node_gone" in one.moments:
+            yield "gone", one.moments["node_gone"], f"a node of attempt {one.attempt} is gone"
 
 
 def _marked(job: Job, events: Sequence[Event]) -> list[Event]:
@@ -409,6 +426,21 @@ def _interruption_table(found: Sequence[tuple[RunReport, Sequence[Interruption]]
     )
     text = {"Run", "Attempt", "Kind", "Injected", "Notice", "Back"}
     return Table(header=header, rows=rows, right=frozenset(set(header) - text))
+
+
+def _moment_table(found: Sequence[tuple[RunReport, Sequence[Interruption]]]) -> Table:
+    rows = tuple(
+        (run.label, f"{one.job_id}-{one.attempt}", *_offsets(one))
+        for run, ones in found
+        for one in ones
+    )
+    header = ("Run", "Attempt", *(name.replace("_", " ").capitalize() for name in MOMENTS))
+    return Table(header=header, rows=rows, right=frozenset(header[2:]))
+
+
+def _offsets(one: Interruption) -> list[str]:
+    after_s = {name: seconds for name, _, seconds in since_first(one.moments)}
+    return [duration(after_s.get(name)) for name in MOMENTS]
 
 
 def _attempt_table(runs: Sequence[RunReport]) -> Table:

@@ -12,6 +12,8 @@ from datetime import datetime
 
 from slurmspot.events import Event
 from slurmspot.timeline.attempts import Job
+from slurmspot.timeline.outages import Outage
+from slurmspot.timeline.recovery import Interruption, interruptions
 
 GROUPS = {
     "waiting": ("backoff", "queue"),
@@ -19,10 +21,18 @@ GROUPS = {
     "restoring": ("restore",),
     "repeating": ("repeat",),
     "training": ("train", "run"),
-    "leaving": ("notice", "save"),
-    "ending": ("exit", "teardown"),
+    "leaving": ("notice", "snapshot", "save"),
+    "ending": ("exit", "teardown", "release"),
 }
 """Phases that are told as one: group → names of phases."""
+
+MARKS = {
+    "notice": "notice",
+    "injection": "injected on purpose",
+    "gone": "node gone",
+    "commit": "checkpoint durable",
+}
+"""What is marked on the axis of time: kind → what it is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +40,20 @@ class RunReport:
     """One run, as it enters a report.
 
     Attributes:
+        outages: when Slurm took nodes for gone.
         baseline: it was not interrupted, and is what the others are compared with.
     """
 
     label: str
     jobs: tuple[Job, ...]
     events: tuple[Event, ...] = ()
+    outages: tuple[Outage, ...] = ()
     baseline: bool = False
+
+    @property
+    def interruptions(self) -> list[Interruption]:
+        """Every attempt after which the run was not finished."""
+        return interruptions(self.jobs, self.events, self.outages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +77,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A moment on the common axis; ``kind`` is ``notice``, ``commit`` or ``injection``."""
+    """A moment on the common axis; ``kind`` is a key of :data:`MARKS`."""
 
     kind: str
     at_s: float
@@ -124,6 +141,7 @@ class Document:
     Attributes:
         lead: what it is about, in a few sentences.
         shares: how the time of each run divides into the groups of phases.
+        moments: how each interruption went on, in seconds since the first thing known of it.
         breaks: steps at which a run was interrupted, with the kind.
         spreads: distributions of RPO and RTO.
         parts: the median of each part of the RTO, by kind of interruption.
@@ -143,6 +161,7 @@ class Document:
     curves: tuple[Curve, ...]
     breaks: tuple[tuple[int, str], ...]
     interruptions: Table
+    moments: Table
     attempts: Table
     spreads: tuple[Spread, ...]
     parts: Table

@@ -11,14 +11,17 @@ from pathlib import Path
 
 from slurmspot.cluster import command, sacct
 from slurmspot.cluster.command import Runner
-from slurmspot.errors import NotFoundError, UsageError
+from slurmspot.errors import NotFoundError, SlurmError, UsageError
 from slurmspot.events import Event, read_events
 from slurmspot.runfolder import RunFolder
+from slurmspot.timeline import outages
 from slurmspot.timeline.attempts import Job, Timeline, read_timeline
 from slurmspot.timeline.clocks import ClockDifference, differences, in_step
 from slurmspot.timeline.lives import by_attempt, complete, moment, sensible, witnessed
+from slurmspot.timeline.outages import Outage
 from slurmspot.timeline.phases import divided
 from slurmspot.timeline.records import FIELDS
+from slurmspot.timeline.recovery import Interruption, interruptions, of_each
 
 _MARGIN = timedelta(days=1)  # a job may have waited before the first thing known of it
 
@@ -29,11 +32,20 @@ class History:
 
     Attributes:
         clocks: how far the clocks of nodes are apart; the events are moved accordingly.
+        outages: when Slurm took nodes for gone, in order of time; none where only a text was read.
     """
 
     timeline: Timeline
     events: tuple[Event, ...] = ()
     clocks: tuple[ClockDifference, ...] = ()
+    outages: tuple[Outage, ...] = ()
+
+    @property
+    def interruptions(self) -> list[Interruption]:
+        """Every attempt that ended before the work was done: of the one run, or of each job."""
+        if self.events:
+            return interruptions(self.timeline.jobs, self.events, self.outages)
+        return of_each(self.timeline.jobs, self.outages)
 
 
 def of_run(
@@ -61,6 +73,7 @@ def of_run(
     events = tuple(in_step(logged, clocks))
     submitted = {**dict(_in_events(events)), **dict(_submitted(folder))}
     timeline = Timeline(jobs=())
+    down: tuple[Outage, ...] = ()
     if submitted:
         if sacct_file is not None:
             timeline = read_file(sacct_file, tz=tz)
@@ -69,6 +82,7 @@ def of_run(
             timeline = read_timeline(
                 sacct.query(runner, list(submitted), fields=FIELDS, since=since)
             )
+            timeline, down = _with_outages(timeline, since=since, runner=runner)
         jobs = tuple(_own(timeline.jobs, submitted))
         if not jobs:
             raise NotFoundError(
@@ -85,6 +99,7 @@ def of_run(
         timeline=replace(timeline, jobs=divided(jobs, events), notes=(*timeline.notes, *apart)),
         events=events,
         clocks=clocks,
+        outages=down,
     )
 
 
@@ -96,7 +111,8 @@ def of_job(job_id: str, *, since: datetime, runner: Runner = command.run) -> His
         SlurmError: the cluster cannot be asked.
     """
     text = sacct.query(runner, [job_id], fields=FIELDS, since=since)
-    return History(timeline=read_timeline(text))
+    timeline, down = _with_outages(read_timeline(text), since=since, runner=runner)
+    return History(timeline=timeline, outages=down)
 
 
 def of_account(
@@ -123,7 +139,23 @@ def of_account(
             f"since {since:%Y-%m-%d}",
             fix="give an earlier time (--since), or see `sacctmgr show user`",
         )
-    return History(timeline=timeline)
+    timeline, down = _with_outages(timeline, since=since, runner=runner)
+    return History(timeline=timeline, outages=down)
+
+
+def _with_outages(
+    timeline: Timeline, *, since: datetime, runner: Runner
+) -> tuple[Timeline, tuple[Outage, ...]]:
+    """When Slurm took nodes of the jobs for gone; a note where it does not tell."""
+    nodes = sorted({n for job in timeline.jobs for attempt in job.attempts for n in attempt.nodes})
+    if not nodes:
+        return timeline, ()
+    try:
+        text = sacct.outages(runner, nodes, fields=outages.FIELDS, since=since)
+    except SlurmError as error:
+        note = f"Slurm does not tell when nodes went down ({error.why}): NODE_FAIL alone does"
+        return replace(timeline, notes=(*timeline.notes, note)), ()
+    return timeline, outages.read_outages(text)
 
 
 def of_file(path: Path, *, job_id: str | None = None, tz: tzinfo | None = None) -> History:

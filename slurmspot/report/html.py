@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 
 from slurmspot.errors import UsageError
-from slurmspot.report.document import GROUPS, Document
+from slurmspot.report.document import GROUPS, MARKS, Document
 from slurmspot.report.drawing import (
     ZOOMS,
     fall_picture,
@@ -42,6 +42,7 @@ def render_html(document: Document) -> str:
         falls=fall_picture(document),
         zooms=ZOOMS,
         phases=GROUPS,
+        marks=MARKS,
         short=_SHORT_TABLE,
     )
 

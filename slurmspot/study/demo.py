@@ -130,6 +130,7 @@ def demo(
             label=name,
             jobs=run.history.timeline.jobs,
             events=run.history.events,
+            outages=run.history.outages,
             baseline=name == "baseline",
         )
         for name, run in (("baseline", baseline), ("spot", spot))

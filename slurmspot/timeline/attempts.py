@@ -54,7 +54,8 @@ class Phase:
     """A stretch of an attempt.
 
     Attributes:
-        name: ``backoff``, ``queue``, ``run``, ``teardown``; with events, the parts of ``run``.
+        name: ``backoff``, ``queue``, ``run``, ``teardown``, ``release``; with events, the parts of
+            ``run``.
         end: None while it lasts; then ``seconds`` is None too.
         seconds: its length, never negative.
         source: ``sacct`` or ``events``.
@@ -82,6 +83,8 @@ class Attempt(NamedTuple):
         end: when Slurm decided that it is over.
         process_exit: when its processes were gone: the end of its last step, if later than ``end``.
             A resized attempt ends where the next begins, since its processes run on.
+        released: when Slurm had cleaned up after it and given its nodes back, so that the job was
+            submitted again; None for the last one.
         gpus: GPUs allocated; None where sacct was not asked for them.
         suspended_s: how long it stood still between start and end.
         restarts: how often the job had been requeued before, where sacct says so.
@@ -102,12 +105,13 @@ class Attempt(NamedTuple):
     suspended_s: float = 0.0
     restarts: int | None = None
     gpu_type: str = ""
+    released: datetime | None = None
     parts: tuple[Phase, ...] = ()
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """What it went through, in order, without gaps."""
-        return self.parts or tuple(self._seen_by_sacct())
+        return (*(self.parts or self._seen_by_sacct()), *self._release())
 
     def _seen_by_sacct(self) -> Iterator[Phase]:
         eligible = max(self.eligible or self.submit, self.submit)
@@ -117,6 +121,10 @@ class Attempt(NamedTuple):
             yield Phase.between("run", self.start, self.end, "sacct")
             if self.end:
                 yield Phase.between("teardown", self.end, self.process_exit, "sacct")
+
+    def _release(self) -> Iterator[Phase]:
+        if self.process_exit and self.released:
+            yield Phase.between("release", self.process_exit, self.released, "sacct")
 
 
 class Job(NamedTuple):
@@ -297,13 +305,15 @@ def _same_job(before: Row, after: Row) -> bool:
 def _job(rows: Sequence[Row], last_ends: list[datetime | None], notes: list[str]) -> Job:
     attempts: list[Attempt] = []
     for index, row in enumerate(rows):
-        gone, last = row.end, last_ends[index]
+        gone, last, released = row.end, last_ends[index], None
         if row.state == "RESIZING" and index + 1 < len(rows):
             # Its steps run on through the change of size.
             later = last_ends[index + 1]
             last_ends[index + 1] = max(filter(None, (last, later)), default=None)
         elif gone is not None and last is not None and last > gone:
             gone = last
+        if row.state != "RESIZING" and index + 1 < len(rows):
+            released = _next_submit(row, rows[index + 1])
         attempts.append(
             Attempt(
                 index,
@@ -319,11 +329,19 @@ def _job(rows: Sequence[Row], last_ends: list[datetime | None], notes: list[str]
                 row.suspended_s,
                 row.restarts,
                 row.gpus[1],
+                released,
             )
         )
     first = rows[0]
     _check(first.job_id, attempts, notes)
     return Job(first.job_id, first.name, tuple(attempts), first.user, first.cluster)
+
+
+def _next_submit(row: Row, after: Row) -> datetime | None:
+    """When a job was submitted again, unless rows are missing in between."""
+    if row.restarts is None or after.restarts is None or after.restarts == row.restarts + 1:
+        return after.submit
+    return None
 
 
 def _check(job_id: str, attempts: Sequence[Attempt], notes: list[str]) -> None:
@@ -364,6 +382,7 @@ def _attempt_json(attempt: Attempt) -> dict[str, Any]:
         "start": _iso(attempt.start),
         "end": _iso(attempt.end),
         "process_exit": _iso(attempt.process_exit),
+        "released": _iso(attempt.released),
         "nodes": list(attempt.nodes),
         "gpus": attempt.gpus,
         "phases": [

@@ -24,6 +24,7 @@ except ModuleNotFoundError:
     raise UsageError("pandas is not installed", fix="pip install 'slurmspot[analysis]'") from None
 
 from slurmspot.timeline.attempts import Attempt, Job
+from slurmspot.timeline.moments import MOMENTS
 from slurmspot.timeline.recovery import Interruption
 
 _TIME, _LENGTH, _TEXT = "datetime64[us, UTC]", "timedelta64[us]", "string"
@@ -41,6 +42,7 @@ ATTEMPTS: dict[str, str] = {
     "start": _TIME,
     "end": _TIME,
     "process_exit": _TIME,
+    "released": _TIME,
     "backoff": _LENGTH,
     "queue": _LENGTH,
     "ran": _LENGTH,
@@ -80,9 +82,10 @@ INTERRUPTIONS: dict[str, str] = {
     "notice_to_durable": _LENGTH,
     "notice_to_exit": _LENGTH,
     "requeue_wait": _LENGTH,
+    **{f"{name}_at": _TIME for name in MOMENTS},
 }
 """Columns of :func:`interruptions`, as the fields of
-:class:`slurmspot.timeline.recovery.Interruption`."""
+:class:`slurmspot.timeline.recovery.Interruption`; ``…_at`` are its moments."""
 
 
 def attempts(jobs: Iterable[Job]) -> pd.DataFrame:
@@ -128,6 +131,7 @@ def interruptions(found: Iterable[Interruption]) -> pd.DataFrame:
                 one.steps_lost,
                 *map(_length, (one.rpo_s, one.rto_s, one.notice_to_durable_s)),
                 *map(_length, (one.notice_to_exit_s, one.requeue_wait_s)),
+                *map(one.moments.get, MOMENTS),
             )
             for one in found
         ],
@@ -153,6 +157,7 @@ def _attempt(job: Job, attempt: Attempt) -> tuple[Any, ...]:
         attempt.start,
         attempt.end,
         attempt.process_exit,
+        attempt.released,
         eligible - attempt.submit,
         _length(queue if queue is None else max(0.0, queue)),
         _length(ran),

@@ -87,6 +87,28 @@ class Life:
         late = {"SIGTERM"} if self.kind == "node_fail" else set()
         return next((e for e in self.all("notice") if e.data.get("source") not in late), None)
 
+    @property
+    def agreed(self) -> Event | None:
+        """The last rank's word that all save at one step, and leave."""
+        return next(reversed(self.all("agreed")), None)
+
+    @property
+    def rescues(self) -> list[Event]:
+        """Commits of the step that all ranks agreed to save at, in order of time."""
+        agreed = self.agreed
+        return [e for e in self.all("commit") if agreed is not None and e.step == agreed.step]
+
+    @property
+    def copied(self) -> Event | None:
+        """The last rank's word that this step is copied."""
+        agreed = self.agreed
+        ends = [e for e in self.all("snapshot_end") if agreed is not None and e.step == agreed.step]
+        return ends[-1] if ends else None
+
+    def own(self, name: str) -> Event | None:
+        """The first event of a name on the lead rank."""
+        return next((e for e in self.events if e.event == name and e.rank == self.lead), None)
+
     def all(self, name: str) -> list[Event]:
         """Its events of one name, in order of time."""
         return [event for event in self.events if event.event == name]

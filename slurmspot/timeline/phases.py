@@ -9,6 +9,7 @@
     repeat    → the first step that no earlier attempt had run   (steps done again)
     train     → a notice, the finish, or the end
     notice    → all ranks agree on a step to save at
+    snapshot  → that step is copied
     save      → that checkpoint is durable
     exit      → Slurm says that the attempt is over
 """
@@ -23,7 +24,10 @@ from slurmspot.events import Event
 from slurmspot.timeline.attempts import Attempt, Job, Phase
 from slurmspot.timeline.lives import Life, chains, moment
 
-ORDER = ("startup", "imports", "setup", "restore", "repeat", "train", "notice", "save", "exit")
+ORDER = (
+    *("startup", "imports", "setup", "restore", "repeat", "train"),
+    *("notice", "snapshot", "save", "exit"),
+)
 
 
 def divided(jobs: Sequence[Job], events: Iterable[Event]) -> tuple[Job, ...]:
@@ -80,26 +84,18 @@ def _marks(life: Life, furthest: int) -> list[tuple[str, datetime]]:
     What happens in one process is timed there (by the lead rank). The whole gang has a notice when
     the first rank has it, and is done with a thing when the last rank is.
     """
-    lead = [event for event in life.events if event.rank == life.lead]
-
-    def own(name: str) -> Event | None:
-        return next((event for event in lead if event.event == name), None)
-
-    def last(name: str) -> Event | None:
-        return next(iter(life.all(name)[-1:]), None)
-
-    notice = life.notice
     repeats = life.restored is not None and life.restored < furthest
-    durable = [e for e in life.all("commit") if notice and e.data.get("trigger") == "notice"]
+    ends = life.rescues or life.all("finished") or life.all("exit")
     begins: list[tuple[str, Event | None]] = [
         ("imports", life.first("attempt_start")),
-        ("setup", own("imports_done")),
-        ("restore", own("restore_begin")),
-        ("repeat" if repeats else "train", own("restore_end")),
-        ("train", own("first_step")),
-        ("notice", notice),
-        ("save", last("agreed")),
-        ("exit", durable[-1] if durable else last("finished") or last("exit")),
+        ("setup", life.own("imports_done")),
+        ("restore", life.own("restore_begin")),
+        ("repeat" if repeats else "train", life.own("restore_end")),
+        ("train", life.own("first_step")),
+        ("notice", life.notice),
+        ("snapshot", life.agreed),
+        ("save", life.copied),
+        ("exit", ends[-1] if ends else None),
     ]
     marks = [("startup", life.start)]
     found = [(moment(event), name) for name, event in begins if event is not None]

@@ -9,8 +9,8 @@ ever negative, and what happened within one process is measured on its monotonic
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,8 @@ from typing import Any
 from slurmspot.events import Event
 from slurmspot.timeline.attempts import Job
 from slurmspot.timeline.lives import INJECTOR, Life, chains, elapsed_s, is_step, moment
+from slurmspot.timeline.moments import moments
+from slurmspot.timeline.outages import Outage
 
 _INJECTION_SLACK = timedelta(seconds=5)
 _KILLED = 128  # a shell's exit code for death by signal N is 128 + N
@@ -38,7 +40,7 @@ class Interruption:
         notice_to_exit_s: first notice → the last process gone.
         requeue_wait_s: next attempt submitted → started (backoff and queue).
         inject: the injector's event, if one caused it.
-        down_at: when the last step before it was done; ``back_at`` the first new one after it.
+        moments: those of :data:`slurmspot.timeline.moments.MOMENTS` that are known.
     """
 
     job_id: str
@@ -54,37 +56,51 @@ class Interruption:
     notice_to_exit_s: float | None
     requeue_wait_s: float | None
     inject: Event | None
-    down_at: datetime | None = None
-    back_at: datetime | None = None
+    moments: Mapping[str, datetime] = field(default_factory=dict)
+
+    @property
+    def down_at(self) -> datetime | None:
+        """When the last step before it was done."""
+        return self.moments.get("last_step")
+
+    @property
+    def back_at(self) -> datetime | None:
+        """When the first new step after it was done."""
+        return self.moments.get("new_step")
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, times in ISO 8601; ``injected`` names what was done on purpose."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "inject"}
-        document = {
-            name: value.isoformat() if isinstance(value, datetime) else value
-            for name, value in values.items()
+        return {
+            **values,
+            "moments": {name: time.isoformat() for name, time in self.moments.items()},
+            "injected": self.inject.data.get("kind") if self.inject else None,
         }
-        return {**document, "injected": self.inject.data.get("kind") if self.inject else None}
 
 
-def interruptions(jobs: Sequence[Job], events: Iterable[Event] = ()) -> list[Interruption]:
+def interruptions(
+    jobs: Sequence[Job], events: Iterable[Event] = (), outages: Sequence[Outage] = ()
+) -> list[Interruption]:
     """Every attempt after which the run was not finished, in order of time for each job.
 
     All jobs are taken to carry on the same training, as those of one run do. For jobs that have
     nothing to do with one another see :func:`of_each`.
+
+    Args:
+        outages: what Slurm's database knows of nodes, in order of time.
     """
     events = tuple(events)
     causes = _Causes(events)
     return [
         one
         for chain in chains(jobs, events)
-        for one in _of_chain(chain[: _unfinished(chain)], chain, causes)
+        for one in _of_chain(chain[: _unfinished(chain)], chain, causes, outages)
     ]
 
 
-def of_each(jobs: Iterable[Job]) -> list[Interruption]:
+def of_each(jobs: Iterable[Job], outages: Sequence[Outage] = ()) -> list[Interruption]:
     """The interruptions of jobs that have nothing to do with one another, as in an export."""
-    return [one for job in jobs for one in interruptions([job])]
+    return [one for job in jobs for one in interruptions([job], outages=outages)]
 
 
 def breakdown(one: Interruption, jobs: Sequence[Job]) -> dict[str, float]:
@@ -134,7 +150,10 @@ def _is_final(life: Life) -> bool:
 
 
 def _of_chain(
-    ended: Sequence[Life], chain: Sequence[Life], causes: _Causes
+    ended: Sequence[Life],
+    chain: Sequence[Life],
+    causes: _Causes,
+    outages: Sequence[Outage],
 ) -> Iterator[Interruption]:
     furthest, ran = 0, None
     for index, life in enumerate(ended):
@@ -142,6 +161,7 @@ def _of_chain(
             ran = life
             furthest = max(furthest, life.last_step or 0)
         notice, future = life.notice, chain[index + 1 :]
+        last_step = _last_step(ran) if ran else None
         news = _first_news(future, furthest)
         restored = next((run.restored for run in future if run.restored is not None), None)
         lost, rpo_s = (None, None) if restored is None else _lost(chain[: index + 1], restored)
@@ -154,13 +174,12 @@ def _of_chain(
             recovered=news is not None or any(_is_final(run) for run in future),
             steps_lost=lost,
             rpo_s=rpo_s,
-            rto_s=elapsed_s(_last_step(ran), news) if ran and news else None,
+            rto_s=elapsed_s(last_step, news) if last_step and news else None,
             notice_to_durable_s=_durable_s(life, notice) if notice else None,
             notice_to_exit_s=_exit_s(life, notice) if notice else None,
             requeue_wait_s=_wait_s(future),
             inject=causes.of(life, future),
-            down_at=moment(_last_step(ran)) if ran else None,
-            back_at=moment(news) if news else None,
+            moments=moments(life, future, last_step=last_step, new_step=news, outages=outages),
         )
 
 
@@ -231,10 +250,7 @@ def _training_s(life: Life, low: int, high: int) -> float:
 
 
 def _durable_s(life: Life, notice: Event) -> float | None:
-    commits = [e for e in life.all("commit") if e.data.get("trigger") == "notice"] or [
-        e for e in life.all("commit") if e.t_ns >= notice.t_ns
-    ]
-    return max((elapsed_s(notice, commit) for commit in commits), default=None)
+    return max((elapsed_s(notice, commit) for commit in life.rescues), default=None)
 
 
 def _exit_s(life: Life, notice: Event) -> float | None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from slurmspot.events import Event
 from slurmspot.report.document import RunReport
 from slurmspot.timeline.attempts import Attempt, Job, Phase
+from slurmspot.timeline.outages import Outage
 from slurmspot.timeline.phases import divided
 
 T0 = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -40,7 +41,7 @@ def run(label, hits=(), *, steps=240, step_s=0.5, every=20, baseline=False, stop
     Args:
         stop_at: the step at which the run stands now, instead of having finished.
     """
-    log, attempts, furthest, saved = _Log(), [], 0, 0
+    log, attempts, outages, furthest, saved = _Log(), [], [], 0, 0
     for index, (kind, goal) in enumerate([*hits, (None, stop_at or steps)]):
         log.attempt, submit = f"17-{index}", log.now
         eligible = submit + (5 if index else 0)
@@ -68,7 +69,9 @@ def run(label, hits=(), *, steps=240, step_s=0.5, every=20, baseline=False, stop
             log("notice", goal, source="SIGUSR1", window_s=15)
             log.now += 0.5
             log("agreed", goal)
-            log.now += 0.8
+            log.now += 0.2
+            log("snapshot_end", goal, stall_s=0.2)
+            log.now += 0.6
             saved = goal
             log("commit", goal, tier="remote", trigger="notice")
             log.now += 0.2
@@ -76,6 +79,8 @@ def run(label, hits=(), *, steps=240, step_s=0.5, every=20, baseline=False, stop
         running = kind is None and stop_at is not None
         if kind is None and not running:
             log("finished", goal, digest="abc", loss=0.4)
+        if kind == "node-down":
+            outages.append(Outage(node="n1", start=_at(log.now), end=None, reason="reclaimed"))
         end, gone = log.now + 0.4, log.now + 3
         log.now = gone
         attempts.append(
@@ -89,6 +94,7 @@ def run(label, hits=(), *, steps=240, step_s=0.5, every=20, baseline=False, stop
                 process_exit=None if running else _at(gone),
                 nodes=("n0", "n1"),
                 gpus=8,
+                released=_at(gone) if kind else None,
                 parts=(
                     Phase.between("backoff", _at(submit), _at(eligible), "sacct"),
                     Phase.between("queue", _at(eligible), _at(start), "sacct"),
@@ -100,6 +106,7 @@ def run(label, hits=(), *, steps=240, step_s=0.5, every=20, baseline=False, stop
         label=label,
         jobs=divided(jobs, log.events),
         events=tuple(log.events),
+        outages=tuple(outages),
         baseline=baseline,
     )
 

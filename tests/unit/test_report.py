@@ -195,7 +195,7 @@ def test_unknown_gpus_are_unknown():
 
 def test_every_phase_has_a_colour(demo):
     drawn = {phase for phases in GROUPS.values() for phase in phases}
-    assert {*ORDER, "backoff", "queue", "run", "teardown"} == drawn
+    assert {*ORDER, "backoff", "queue", "run", "teardown", "release"} == drawn
     picture = timeline_picture(demo)
     bars = [bar for row in picture.rows for bar in row.bars]
     assert all(0 <= bar.x <= 100 and 0 < bar.width <= 100 for bar in bars)

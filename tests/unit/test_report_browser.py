@@ -90,7 +90,7 @@ def test_two_thousand_interruptions_open_quickly(chromium, tmp_path):
     assert (found["overflow"], found["empty"], found["unnamed"]) == (0, 0, 0)
     assert found["headings"] == [
         *("Where the time went", "Loss", "How much was lost, and for how long", "Cost"),
-        *("Interruptions", "Attempts", "What these figures assume"),
+        *("Interruptions", "Moments of the interruptions", "Attempts", "What these figures assume"),
     ]
 
 

@@ -6,7 +6,7 @@ import csv
 import json
 import subprocess
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -131,15 +131,29 @@ def test_a_run_asks_the_cluster_back_to_its_first_submission(run):
 
     def runner(argv, *, stdin=None):
         asked.append(argv)
+        if argv[0] == "sacctmgr":
+            if refused:
+                return Output(stdout="", stderr="sacctmgr: error: no right", returncode=1)
+            down = "node0|2026-11-29T16:08:50|Unknown|DOWN|reclaimed\n"
+            return Output(stdout=down, stderr="", returncode=0)
         text = "JobID State Submit Start End" if "--helpformat" in argv else SACCT.read_text()
         return Output(stdout=text, stderr="", returncode=0)
 
+    refused = False
     found = history.of_run(run, runner=runner)
     assert len(found.timeline.jobs) == 4
     assert "--jobs=7" in asked[1]
     (start,) = [word for word in asked[1] if word.startswith("--starttime=")]
     asked_from = datetime.fromisoformat(start.partition("=")[2]).timestamp()
     assert asked_from == seconds("16:08:45") - 86_400
+    assert asked[2][:5] == ["sacctmgr", "--parsable2", "--noheader", "show", "event"]
+    assert "node0" in asked[2][5]
+    begun = found.timeline.jobs[0].attempts[0].start
+    assert found.interruptions[0].moments["node_gone"] == begun + timedelta(seconds=4)
+    refused = True
+    found = history.of_run(run, runner=runner)
+    assert "does not tell when nodes went down (no right)" in found.timeline.notes[-1]
+    assert "node_gone" not in found.interruptions[0].moments
 
 
 def test_a_run_that_was_not_launched_by_us_names_its_jobs_in_its_events(capsys, run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -358,6 +359,7 @@ def test_attempts_that_left_no_row_are_missed():
         "job 5, attempt 0 is restart 1: 1 before it left no row",
         "job 5, attempt 1 is restart 4: 2 before it left no row",
     )
+    assert timeline.jobs[0].attempts[0].released is None  # the next row is not of the next attempt
 
 
 # --- any legal history, in any field order -----------------------------------------------------
@@ -389,15 +391,15 @@ def histories(draw):
         ]
         submit, attempts = EPOCH, []
         for state in states:
-            gaps = draw(st.tuples(*[st.integers(0, 300)] * 2, *[st.integers(1, 300)] * 2))
+            gaps = draw(st.tuples(*[st.integers(0, 300)] * 3, *[st.integers(1, 300)] * 2))
             eligible = submit + timedelta(seconds=gaps[0])
             start = eligible + timedelta(seconds=gaps[1])
-            end = start + timedelta(seconds=gaps[2])
-            gone = end + timedelta(seconds=gaps[3])
+            end = start + timedelta(seconds=gaps[3])
+            gone = end + timedelta(seconds=gaps[4])
             if state == "RUNNING":
                 end = gone = None
             attempts.append((state, submit, eligible, start, end, gone))
-            submit = gone
+            submit = gone and gone + timedelta(seconds=gaps[2])
         jobs.append((job_id, name, attempts))
     return jobs
 
@@ -444,6 +446,10 @@ def test_any_legal_history_comes_back_as_itself(history, order, delimiter):
             assert all((phase.seconds or 0) >= 0 for phase in attempt.phases)
             for before, after in zip(attempt.phases, attempt.phases[1:], strict=False):
                 assert before.end == after.start
+        for before, after in pairwise(job.attempts):
+            assert before.released == after.submit == before.phases[-1].end
+            assert before.phases[-1].name == "release"
+        assert job.attempts[-1].released is None
 
 
 @settings(max_examples=200, deadline=None)

@@ -9,6 +9,8 @@ import pytest
 from slurmspot.events import Event
 from slurmspot.timeline.attempts import Attempt, Job, Phase
 from slurmspot.timeline.lives import by_attempt, chains, complete, lives, witnessed
+from slurmspot.timeline.moments import MOMENTS, since_first
+from slurmspot.timeline.outages import Outage, read_outages
 from slurmspot.timeline.phases import divided
 from slurmspot.timeline.recovery import breakdown, finished, interruptions
 
@@ -84,6 +86,9 @@ EVENTS = [
     event("17-0", 64.0, "notice", 49, source="SIGUSR1", window_s=15),
     event("17-0", 63.5, "notice", 48, source="SIGUSR1", window_s=15, rank="1", skew=0.0),
     event("17-0", 65.5, "agreed", 50),
+    event("17-0", 65.6, "snapshot_begin", 50, trigger="notice"),
+    event("17-0", 65.75, "snapshot_end", 50, stall_s=0.1, rank="1"),
+    event("17-0", 66.0, "snapshot_end", 50, stall_s=0.1),
     event("17-0", 67.0, "commit", 50, tier="remote", trigger="notice"),
     event("17-0", 68.0, "exit", 50, code=75),
     event("17-0", 68.5, "exit", 50, code=75, rank="1", skew=0.0),
@@ -152,7 +157,7 @@ def test_phases_divide_the_run_without_gaps():
     ]
     assert lengths[0] == {
         "startup": 1, "imports": 2, "setup": 1, "restore": 1, "train": 48.5,
-        "notice": 2, "save": 1.5, "exit": 2,
+        "notice": 2, "snapshot": 0.5, "save": 1, "exit": 2,
     }  # fmt: skip
     assert lengths[1] == {
         "startup": 1, "imports": 2, "setup": 1, "restore": 1, "train": 30,
@@ -345,11 +350,66 @@ def test_rows_that_accounting_has_purged_are_told_from_the_events():
     assert complete([JOB], EVENTS) == ([JOB], [])
 
 
+def passed(one):
+    return {name: (time - T0).total_seconds() for name, time in one.moments.items()}
+
+
+def test_the_moments_of_an_interruption():
+    warned, killed = interruptions([JOB], EVENTS)
+    assert passed(warned) == {
+        "last_step": 65, "notice": 63.5, "agreed": 65.5, "snapshot": 66, "durable": 67,
+        "processes_gone": 70, "requeued": 70, "eligible": 70, "started": 100,
+        "imports_done": 103, "restored": 105, "new_step": 106,
+    }  # fmt: skip
+    assert passed(killed) == {
+        "last_step": 135, "node_gone": 135, "processes_gone": 140, "requeued": 140,
+        "eligible": 140, "started": 150, "imports_done": 153, "restored": 155, "new_step": 166,
+    }  # fmt: skip
+    assert set(warned.moments) | set(killed.moments) == set(MOMENTS)
+    ordered = [name for name, _, _ in since_first(warned.moments)]
+    assert ordered[:3] == ["notice", "last_step", "agreed"]
+    (unknown, lost) = interruptions([JOB])
+    assert passed(unknown) == {
+        "processes_gone": 70, "requeued": 70, "eligible": 70, "started": 100,
+    }  # fmt: skip
+    assert passed(lost)["node_gone"] == 135
+
+
+@pytest.mark.parametrize(
+    ("node", "down", "gone"),
+    [
+        ("n1", 60, 60),
+        ("n1", 75, 75),  # within the window of its notice and a minute
+        ("n1", 9, None),  # before it
+        ("n1", 101, None),  # the next attempt runs there
+        ("n7", 60, None),  # of another job
+    ],
+)
+def test_a_node_is_gone_when_slurm_takes_it_for_gone(node, down, gone):
+    outage = Outage(node=node, start=at(down), end=None, reason="")
+    warned, killed = interruptions([JOB], EVENTS, [outage])
+    assert passed(warned).get("node_gone") == gone
+    assert passed(killed)["node_gone"] == (101 if (node, down) == ("n1", 101) else 135)
+
+
+def test_outages_are_read_from_the_events_of_nodes():
+    text = (
+        "|2026-01-01T00:00:00|Unknown||Cluster Registered TRES\n"
+        "n1|2026-01-01T00:02:00|2026-01-01T00:03:00|DOWN*|Not responding|or so\n"
+        "n2|2026-01-01T00:01:00|Unknown|POWERED_DOWN|\n"
+        "n3|2026-01-01T00:01:00|Unknown|DRAIN|\n"
+        "n4|soon|Unknown|DOWN|\nn5|2026\n"
+    )
+    first, second = read_outages(text, tz=UTC)
+    assert (first.node, first.start, first.end) == ("n2", at(60), None)
+    assert (second.node, second.end, second.reason) == ("n1", at(180), "Not responding|or so")
+
+
 def test_the_rto_is_made_of_parts():
     jobs = divided([JOB], EVENTS)
     warned, killed = interruptions(jobs, EVENTS)
     assert breakdown(warned, jobs) == {
-        "notice": 0.5, "save": 1.5, "exit": 2.0, "teardown": 1.0, "queue": 30.0,
+        "notice": 0.5, "snapshot": 0.5, "save": 1.0, "exit": 2.0, "teardown": 1.0, "queue": 30.0,
         "startup": 1.0, "imports": 2.0, "setup": 1.0, "restore": 1.0, "train": 1.0,
     }  # fmt: skip
     assert sum(breakdown(warned, jobs).values()) == pytest.approx(warned.rto_s)
