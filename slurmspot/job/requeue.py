@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from slurmspot.checkpoint import steps
 from slurmspot.cluster import scontrol
 from slurmspot.cluster.command import Runner, run
 from slurmspot.cluster.scontrol import JobState
@@ -28,7 +29,7 @@ from slurmspot.settings import JobEnvironment
 
 WANTS_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: checkpointed, try again later
 PEER_LOST = 76  # another rank died under a collective; not a fault of this one
-MAX_CRASHES = 3  # attempts in a row that were killed without having committed anything new
+MAX_CRASHES = 3  # attempts in a row that were killed without a new step that lasts
 _TAKEDOWN_S = 300.0
 _CONTROLLER_S = 900.0  # how long to wait for a controller that does not answer
 _POLL_S = 1.0
@@ -100,11 +101,16 @@ def own_failure(exits: Iterable[Event]) -> str | None:
 
 
 def crashes_without_progress(events: Iterable[Event]) -> int:
-    """How many attempts in a row were requeued after a kill, with no new step committed between."""
+    """How many attempts in a row were requeued after a kill, with no new step committed between.
+
+    What is committed on the nodes' disks alone may be gone with the next attempt. It counts from
+    when it is on the remote tier: a drain brings it there, or the attempt that finds it.
+    """
     crashes = 0
     furthest = -1
     for event in events:
-        if event.event == "commit" and event.step is not None and event.step > furthest:
+        kept = event.event == "commit" and event.data.get("tier") != steps.LOCAL
+        if kept and event.step is not None and event.step > furthest:
             furthest = event.step
             crashes = 0
         elif event.event == "requeue_asked":

@@ -63,6 +63,19 @@ def test_only_a_new_step_made_durable_counts_as_progress():
     assert crashes_without_progress([_event("commit", 5), killed, _event("commit", 6)]) == 0
 
 
+def test_a_commit_on_the_nodes_disks_is_progress_once_an_attempt_has_found_it():
+    """Nodes that die one after the other take their disks with them; those that stay do not."""
+    killed = _event("requeue_asked", exit_code=137)
+    local = [_event("commit", step, tier="local", trigger="period") for step in range(1, 9)]
+    lost = [event for commit in local[:3] for event in (commit, killed)]
+    assert crashes_without_progress(lost) == 3
+    found = _event("commit", 3, tier="remote", trigger="restore")
+    assert crashes_without_progress([*lost, found]) == 0
+    assert crashes_without_progress([*lost, found, local[3], killed]) == 1
+    drained = _event("commit", 4, tier="remote", trigger="period")
+    assert crashes_without_progress([*lost, found, local[3], drained, killed, local[4]]) == 1
+
+
 class Cluster:
     """A controller with one job in a given state; remembers what it was asked to do."""
 
