@@ -4,6 +4,7 @@
 
     SlurmspotError              1  failed, or not accepted
     ├── UsageError              2  the request itself is wrong
+    │   └── FinishedError          the run is complete: nothing of it is left to act on
     ├── NotFoundError           3  nothing there by that name
     ├── SlurmError              1  Slurm answered, and refused
     │   └── SlurmUnreachableError  4  Slurm did not answer
@@ -46,6 +47,10 @@ class UsageError(SlurmspotError):
     """The request cannot be carried out as written."""
 
     exit_code = 2
+
+
+class FinishedError(UsageError):
+    """The run is complete: nothing of it is left to act on."""
 
 
 class NotFoundError(SlurmspotError):

@@ -56,7 +56,12 @@ _COMMON: list[_Decorator] = [
     ),
     click.option("--seed", type=int, default=0, show_default=True, help="For what is drawn."),
     click.option("--dry-run", is_flag=True, help="Print the exact commands and touch nothing."),
-    click.option("--any-job", is_flag=True, help="RUN may be somebody else's, or a bare job id."),
+    click.option(
+        "--any-job",
+        is_flag=True,
+        help="RUN may be somebody else's, or a bare job id. The journal of what has to be given "
+        "back is then the folder slurmspot-drill-JOBID here, which `undo` takes for its RUN.",
+    ),
     *_MACHINERY,
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 ]
@@ -220,7 +225,7 @@ def campaign(
 
 def _victim(run: Path, *, any_job: bool) -> tuple[RunFolder, str | None]:
     if any_job and not run.exists():
-        return RunFolder(Path(f"slurmspot-drill-{run.name}").absolute()).create(), run.name
+        return RunFolder(Path(f"slurmspot-drill-{run.name}").absolute()), run.name
     return RunFolder.open(run), None
 
 
@@ -229,11 +234,6 @@ def _machinery(
 ) -> dict[str, Any]:
     """The injector's hands: how it talks to Slurm and how it ends machines."""
     runner = dry(commands.run, _print) if dry_run else commands.run
-    machines: Machines | None = (
-        machines_here() if terminate_command is None else Command(terminate_command, runner=runner)
-    )
-    if dry_run and machines is not None and terminate_command is None:
-        machines = Printed(_print)
     hands: Backend = Scontrol(runner)
     if backend == "pyslurm":
         if dry_run:
@@ -242,6 +242,11 @@ def _machinery(
                 fix="leave --backend out: the commands do the same",
             )
         hands = pyslurm.load()
+    machines: Machines | None
+    if terminate_command is not None:
+        machines = Command(terminate_command, hands, runner=runner)
+    elif (machines := machines_here()) is not None and dry_run:
+        machines = Printed(_print)
     return {"backend": hands, "machines": machines, "runner": runner}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from slurmspot.cluster.command import Runner
 from slurmspot.cluster.scontrol import JobState, Partition
-from slurmspot.errors import UsageError
+from slurmspot.errors import SlurmError, SlurmspotError, UsageError
 from slurmspot.faults.backend import Backend
 from slurmspot.faults.fault import CLOUDS, Fault
 from slurmspot.faults.machines import CanWarn, Machines, signal_process
@@ -58,13 +58,24 @@ class Stage:
         return any(event.event == "notice" for event in events)
 
     def taken(self) -> bool:
-        """Whether Slurm, or the job itself, has ended the attempt."""
+        """Whether Slurm, or the job itself, has ended the attempt.
+
+        Raises:
+            SlurmspotError: the run came to its end without having felt anything.
+        """
         if self.dry:
             return True
-        asked = (
-            event.event == "requeue_asked" for event in self.victim.events(since_ns=self.began_ns)
-        )
-        return any(asked) or self.victim.ended(self.job)
+        events = self.victim.events(since_ns=self.began_ns)
+        if any(event.event == "requeue_asked" for event in events):
+            return True
+        ended = self.victim.ended(self.job)
+        too_late = self.victim.finished and self.fault.aim.in_phase != "after-finish"
+        if ended and too_late and not self.noticed():
+            raise SlurmspotError(
+                f"{self.fault.profile} had no effect on job {self.job.job_id}",
+                why="the run finished first",
+            )
+        return ended
 
     def effective(self) -> bool:
         """Whether the action has had its effect: the attempt was ended, or the node drains."""
@@ -166,7 +177,16 @@ def node_down(stage: Stage) -> None:
         return
     for node in stage.nodes:
         stage.promise("node", node)
-    stage.backend.set_nodes(stage.nodes, fault.node_state, reason=REASON)
+    try:
+        stage.backend.set_nodes(stage.nodes, fault.node_state, reason=REASON)
+    except SlurmError as error:
+        if "Invalid node state" not in str(error):
+            raise
+        raise SlurmError(
+            f"Slurm refuses to set {', '.join(stage.nodes)} to {fault.node_state}",
+            why=f"{error.why}: powering nodes down takes a SuspendProgram and a SuspendTime",
+            fix="see `scontrol show config`; or use --state DOWN or DRAIN",
+        ) from None
     stage.struck()
 
 

@@ -60,26 +60,30 @@ def aimed(victim: Victim, backend: Backend, aim: Aim, *, deadline_s: float) -> I
     """Return at the moment that ``aim`` describes; ranks held for it go on at the latest at exit.
 
     Raises:
-        UsageError: the job does not run then.
+        FinishedError: the run finished before.
+        UsageError: the job does not run then, or its ranks would not stand still.
         SlurmspotError: the moment did not come.
     """
     since_ns = time_ns()
     held_in = None if aim.in_phase == "startup" else aim.in_phase
+    ending = aim.in_phase == "after-finish"
     moment = Moment(victim, victim.job(), aim.in_phase, since_ns)
+    if held_in is not None:
+        victim.check_holds(moment.job.job_id)
     try:
         if aim.after_s:
-            victim.poll(lambda: False, aim.after_s)
+            victim.poll(lambda: victim.finished, aim.after_s)
         if held_in in {None, "drain"}:
             _wait_for_progress(victim, aim, deadline_s)
         if held_in is not None:
             hold.ask(victim.folder.hold, held_in, aim.at_step)
             if held_in == "drain":  # something must make them leave
                 backend.signal_ranks(victim.running().job_id, "USR1")
-            moment.held = _wait_for_hold(victim, held_in, since_ns, deadline_s)
+            moment.held = _wait_for_hold(victim, moment, held_in, deadline_s)
         if aim.in_phase == "startup":
             moment.job = _starting(victim, deadline_s)
         elif aim == Aim() or held_in is not None:
-            moment.job = victim.running()
+            moment.job = victim.running(though_finished=ending)
         else:
             moment.job = _running_again(victim, deadline_s)
         yield moment
@@ -105,14 +109,15 @@ def _wait_for_progress(victim: Victim, aim: Aim, deadline_s: float) -> None:
         )
 
 
-def _wait_for_hold(victim: Victim, phase: str, since_ns: int, deadline_s: float) -> list[Event]:
+def _wait_for_hold(victim: Victim, moment: Moment, phase: str, deadline_s: float) -> list[Event]:
     held: list[Event] = []
 
     def stands() -> bool:
         victim.folder.hold.touch()
+        victim.check_holds(moment.job.job_id)
         held[:] = [
             event
-            for event in victim.events(since_ns=since_ns)
+            for event in victim.events(since_ns=moment.since_ns)
             if event.event == "held" and event.data.get("phase") == phase
         ]
         return bool(held)
@@ -120,7 +125,7 @@ def _wait_for_hold(victim: Victim, phase: str, since_ns: int, deadline_s: float)
     victim.expect(
         stands,
         deadline_s,
-        f"a rank to stand in {phase} (was the run launched with SLURMSPOT_HOLD=1?)",
+        f"a rank to stand in {phase}",
         though_finished=phase == "after-finish",
     )
     return held
@@ -129,7 +134,7 @@ def _wait_for_hold(victim: Victim, phase: str, since_ns: int, deadline_s: float)
 def _running_again(victim: Victim, deadline_s: float) -> JobState:
     """The job, once it runs: it may be on its way back when the moment has come."""
     victim.expect(
-        lambda: victim.job().state == "RUNNING", deadline_s, "the job to run", though_finished=True
+        lambda: victim.job().state == "RUNNING", deadline_s, "the job to run", though_finished=False
     )
     return victim.running()
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from slurmspot.cluster import scontrol
 from slurmspot.cluster.command import Output, Runner, checked, run
 from slurmspot.cluster.scontrol import JobState, Partition
+from slurmspot.errors import SlurmError
 
 PREEMPTOR = "slurmspot-preemptor"
 """Job name of what takes nodes away by preempting."""
+
+_AWAY = frozenset({"DOWN", "DRAIN", "FAIL", "POWER_DOWN", "POWERING_DOWN"})
 
 
 class Backend(Protocol):
@@ -107,6 +111,19 @@ class Scontrol:
     def cancel(self, job_id: str) -> None:
         """See :class:`Backend`."""
         scontrol.cancel(job_id, runner=self._runner)
+
+
+def resume(backend: Backend, node: str) -> None:
+    """Let a node take jobs again.
+
+    Raises:
+        SlurmError: refused, though it cannot take any; one that has come back by itself may be.
+    """
+    try:
+        backend.set_nodes([node], "RESUME")
+    except SlurmError:
+        if _AWAY.intersection(re.findall(r"[A-Z_]+", backend.node_state(node))):
+            raise
 
 
 def preemptor_script(hold_s: int) -> str:

@@ -64,6 +64,8 @@ class Campaign:
             )
         if self.schedule == "trace" and not self.trace:
             raise UsageError("schedule='trace' needs a trace")
+        if self.schedule == "trace":
+            load(Path(self.trace))
         for name in ("count", "stop_after_s", "recover_s", "mean_s", "scale"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name}={getattr(self, name)} is not above 0")

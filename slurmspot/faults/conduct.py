@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Protocol
 
-from slurmspot.errors import SlurmspotError
+from slurmspot.errors import FinishedError, SlurmspotError
 from slurmspot.faults.campaign import Campaign
 from slurmspot.faults.fault import Fault
 from slurmspot.faults.injector import Injection
@@ -61,7 +61,7 @@ def conduct(
     def one(number: int, run: str, hand: Hand) -> list[str]:
         found = []
         done = [outcome for outcome in record.outcomes(run) if not outcome.problem]
-        if done:
+        if record.resumed:
             hand.undo()
         plan = itertools.islice(enumerate(campaign.plan(number)), len(done), None)
         for outcome in _outcomes(campaign, plan, run, hand, in_time=lambda: clock() < end):
@@ -104,6 +104,8 @@ def _outcomes(
             else:
                 return
         except SlurmspotError as error:
+            if isinstance(error, FinishedError) and campaign.schedule != "list":
+                return
             problem = "; ".join(filter(None, (error.what, error.why)))
         yield Outcome(
             run=run, index=index, t_ns=t_ns, asked=asdict(fault), seen=seen, problem=problem

@@ -8,7 +8,7 @@ deadline is an error, and what was taken is given back whatever happens.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -17,7 +17,7 @@ from slurmspot.cluster.scontrol import JobState
 from slurmspot.errors import NotFoundError, SlurmError, SlurmspotError
 from slurmspot.faults import actions
 from slurmspot.faults.aiming import Moment, aimed
-from slurmspot.faults.backend import Backend, Scontrol
+from slurmspot.faults.backend import Backend, Scontrol, resume
 from slurmspot.faults.fault import Fault, Target
 from slurmspot.faults.journal import Journal, Silent, owed, read_journal
 from slurmspot.faults.machines import Machines
@@ -149,8 +149,7 @@ class Injector:
         self._folder.hold.unlink(missing_ok=True)
         journal = Journal(self._folder.events)
         try:
-            promises = owed(read_journal(self._folder.events))
-            return [self._give_back(journal, what, name) for what, name in promises]
+            return self._give_back_all(journal, owed(read_journal(self._folder.events)))
         finally:
             journal.close()
 
@@ -209,9 +208,10 @@ class Injector:
                 inside=inside,
                 seconds=seconds,
             )
-            for what, name in taken:
-                self._give_back(journal, what, name)
-            journal.close()
+            try:
+                self._give_back_all(journal, taken)
+            finally:
+                journal.close()
         if not observed:
             raise SlurmspotError(
                 f"{fault.profile} was not seen to take effect on job {job.job_id}",
@@ -237,11 +237,23 @@ class Injector:
             return float(self._victim.settings["hang_s"])
         return fault.window
 
+    def _give_back_all(self, journal: Journal, taken: Iterable[tuple[str, str]]) -> list[str]:
+        """What cannot be given back keeps none of the others from it, and stays promised."""
+        told, failed = [], []
+        for what, name in taken:
+            try:
+                told.append(self._give_back(journal, what, name))
+            except SlurmspotError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        return told
+
     def _give_back(self, journal: Journal, what: str, name: str) -> str:
         if what == "node":
             told = f"node {name} is back"
             if self._machines is None:
-                self._backend.set_nodes([name], "RESUME")
+                resume(self._backend, name)
             else:
                 self._machines.revive(name)
         elif what == "hold":

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from types import TracebackType
-from typing import Self
-
 from slurmspot.cluster.command import Runner, run
 from slurmspot.cluster.watch import follow
 from slurmspot.errors import SlurmspotError
+from slurmspot.faults.companion import Companion
 
 
-class Keeper:
+class Keeper(Companion):
     """Lifts the job's backoff until the job is over or the block is left.
 
     Attributes:
@@ -19,26 +16,12 @@ class Keeper:
     """
 
     def __init__(self, job_id: str, *, interval_s: float = 0.5, runner: Runner = run) -> None:
+        super().__init__(f"keep-{job_id}")
         self.states: list[str] = []
         self._job_id = job_id
         self._interval_s = interval_s
         self._runner = runner
-        self._stop = threading.Event()
         self._error: SlurmspotError | None = None
-        self._thread = threading.Thread(target=self._follow, name=f"keep-{job_id}", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def wait(self, deadline_s: float) -> bool:
         """Wait until the job is over; False if it is not by then.
@@ -51,19 +34,19 @@ class Keeper:
             raise self._error
         return not self._thread.is_alive()
 
-    def _follow(self) -> None:
+    def _work(self) -> None:
         try:
             sightings = follow(
                 self._job_id,
                 interval_s=self._interval_s,
                 runner=self._runner,
-                wait=self._stop.wait,
+                wait=self.leaving.wait,
             )
             for sighting in sightings:
                 state = "gone" if sighting.job is None else sighting.job.state
                 if self.states[-1:] != [state]:
                     self.states.append(state)
-                if self._stop.is_set():
+                if self.leaving.is_set():
                     return
         except SlurmspotError as error:
             self._error = error

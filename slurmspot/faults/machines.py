@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from slurmspot.cluster import scontrol
 from slurmspot.cluster.command import Runner, checked, run
 from slurmspot.errors import SlurmspotError, UsageError
+from slurmspot.faults.backend import Backend, resume
 from slurmspot.sandbox import Sandbox, processes
 
 
@@ -75,7 +76,7 @@ class Command:
         UsageError: the template is empty or names no node.
     """
 
-    def __init__(self, template: str, *, runner: Runner = run) -> None:
+    def __init__(self, template: str, backend: Backend, *, runner: Runner = run) -> None:
         try:
             self._words = shlex.split(template)
         except ValueError as error:
@@ -85,6 +86,7 @@ class Command:
                 f"--terminate-command {template!r} does not say which machine to end",
                 fix="put {node} where its name belongs",
             )
+        self._backend = backend
         self._runner = runner
 
     def argv(self, node: str) -> list[str]:
@@ -97,7 +99,7 @@ class Command:
 
     def revive(self, node: str) -> None:
         """See :class:`Machines`."""
-        scontrol.set_node_state(node, "RESUME", runner=self._runner)
+        resume(self._backend, node)
 
 
 class Printed:

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from slurmspot.errors import UsageError
+from slurmspot.faults.companion import Companion
 
 _POLL_S = 0.1
 
 
-class MetadataService:
+class MetadataService(Companion):
     """Serves one node's path after another: ``http://host:port/NODE/latest/api/token`` and so on.
 
     Use it as a context manager. Before :meth:`warn` it answers as a healthy machine's would.
@@ -36,18 +36,17 @@ class MetadataService:
     """
 
     def __init__(self, url: str) -> None:
+        super().__init__("metadata")
         place = urlsplit(url.replace("%n", ""))
         try:
-            self._server = _Server((place.hostname or "", place.port or 80), _Handler)
+            address = (place.hostname or "", place.port or 80)
+            self._server = _Server(address, _Handler, self.leaving)
         except OSError as error:
             raise UsageError(
                 f"cannot serve notices at {url}",
                 why=error.strerror,
                 fix="run the drill on the host that metadata_url names, with that port free",
             ) from None
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), daemon=True
-        )
 
     @property
     def url(self) -> str:
@@ -59,19 +58,11 @@ class MetadataService:
         """From now on the machine of ``node`` goes away at unix time ``at``."""
         self._server.notices[node] = (cloud, at)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def _work(self) -> None:
+        self._server.serve_forever(_POLL_S)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.closing.set()
+    def _stop(self) -> None:
         self._server.shutdown()
-        self._thread.join()
         self._server.server_close()
 
 
@@ -79,11 +70,16 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = True
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        leaving: threading.Event,
+    ) -> None:
         super().__init__(address, handler)
         self.notices: dict[str, tuple[str, float]] = {}
         self.token = secrets.token_urlsafe(16)
-        self.closing = threading.Event()
+        self.leaving = leaving
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A job that leaves in the middle of its question is no error."""
@@ -135,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         left_s = float(query["timeout_sec"][0]) if "wait_for_change" in query else 0.0
         known = query.get("last_etag", [""])[0]
         while (value := self._preempted(node)) == known and left_s > 0:
-            if self.server.closing.wait(_POLL_S):
+            if self.server.leaving.wait(_POLL_S):
                 break
             left_s -= _POLL_S
         self._answer(200, value, {"Metadata-Flavor": "Google", "ETag": value})

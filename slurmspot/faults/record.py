@@ -41,6 +41,9 @@ class Record:
     Args:
         digest: tells one campaign from another.
 
+    Attributes:
+        resumed: the campaign had begun before.
+
     Raises:
         UsageError: the file is another campaign's.
     """
@@ -49,12 +52,13 @@ class Record:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._outcomes: list[Outcome] = []
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        self.resumed = path.exists()
+        lines = path.read_bytes().split(b"\n") if self.resumed else []
         for line in lines:
             with suppress(ValueError, TypeError):  # the last line may be torn
                 self._take(json.loads(line), digest, path)
         self._file = path.open("ab")
-        if not lines:
+        if not self.resumed:
             self._append({"campaign": digest})
 
     def outcomes(self, run: str) -> list[Outcome]:

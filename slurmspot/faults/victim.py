@@ -13,7 +13,13 @@ from typing import Any
 
 from slurmspot.cluster.scontrol import JobState
 from slurmspot.cluster.submit import job_ids
-from slurmspot.errors import NotFoundError, SlurmspotError, SlurmUnreachableError, UsageError
+from slurmspot.errors import (
+    FinishedError,
+    NotFoundError,
+    SlurmspotError,
+    SlurmUnreachableError,
+    UsageError,
+)
 from slurmspot.events import Event, last_step, read_events
 from slurmspot.faults.backend import Backend
 from slurmspot.runfolder import RunFolder
@@ -82,13 +88,20 @@ class Victim:
             )
         return job
 
-    def running(self) -> JobState:
+    def running(self, *, though_finished: bool = False) -> JobState:
         """The job, which runs.
 
         Raises:
-            UsageError: it does not: there is nothing to take away.
+            FinishedError: the run is complete, even if its last processes are still there.
+            UsageError: the job does not run: there is nothing to take away.
         """
         job = self.job()
+        if self.finished and not though_finished:
+            raise FinishedError(
+                f"{self.folder.path} has finished",
+                why="there is nothing to take away",
+                fix="launch another run",
+            )
         if job.state != "RUNNING":
             raise UsageError(
                 f"job {job.job_id} is not running but {job.state.lower()}",
@@ -151,6 +164,20 @@ class Victim:
         totals = [event.data.get("total") for event in self.events() if event.event == "goal"]
         return next((int(total) for total in reversed(totals) if total), None)
 
+    def check_holds(self, job_id: str) -> None:
+        """Refuse a run whose ranks have said that they would not stand still for a drill.
+
+        Raises:
+            UsageError: they would not, as they were launched.
+        """
+        started = (event for event in self.events() if event.event == "attempt_start")
+        if any(e.data.get("job_id") == job_id and not e.data.get("holds") for e in started):
+            raise UsageError(
+                f"the ranks of job {job_id} cannot be held in a phase",
+                why="it was launched without SLURMSPOT_HOLD=1",
+                fix="launch it with that, or aim at a step or a time instead",
+            )
+
     def rank(self, job: JobState, number: int) -> Process:
         """Where a rank of the present attempt runs.
 
@@ -182,7 +209,8 @@ class Victim:
         """Wait for something that only a living run can bring.
 
         Raises:
-            SlurmspotError: it did not come in time, or the run finished or died before.
+            FinishedError: the run finished before.
+            SlurmspotError: it did not come in time, or the run died before.
         """
         next_look = time.monotonic() + _LOOK_S
 
@@ -199,4 +227,5 @@ class Victim:
                 fix=f"see `slurmspot status {self.folder.path}`",
             )
         if not true():
-            raise SlurmspotError(f"the run ended while waiting for {what}")
+            kind, verb = (FinishedError, "finished") if self.finished else (SlurmspotError, "ended")
+            raise kind(f"the run {verb} while waiting for {what}")

@@ -86,6 +86,8 @@ class HoldingWriter(EventWriter):
         **data: Any,
     ) -> None:
         """Append the event; where it opens a phase, hold."""
+        if event == "attempt_start":
+            data["holds"] = True  # an injector need not wait in vain for those that do not
         super().write(event, step=step, at=at, **data)
         if event == "restore_end":
             self._step = step or 0

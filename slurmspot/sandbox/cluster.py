@@ -237,13 +237,20 @@ class Sandbox:
     def revive(self, node: str, *, deadline_s: float = 60.0) -> None:
         """The machine is back, empty: start its slurmd and wait until it can take jobs.
 
+        Slurm is told only once slurmd listens: resumed before, the node would be asked in vain,
+        and taken for silent until it is asked again, up to 100 s later.
+
         Raises:
             SlurmspotError: it is not back after ``deadline_s``.
         """
         if not processes.pids(self.layout, self._known(node)):
             self._start(daemons.slurmd(self._programs, node))
 
+        port = config.node_port(self._first_port, self.spec.node_names.index(node))
+
         def usable() -> bool:
+            if not ports.listening(port):
+                return False
             state = self._node_states().get(node, "")
             if state.rstrip("*") in {"down", "drained", "drain", "fail"}:
                 self.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"])

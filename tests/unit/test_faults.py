@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmspot.errors import NotFoundError, SlurmspotError, UsageError
+from slurmspot.errors import FinishedError, NotFoundError, SlurmspotError, UsageError
 from slurmspot.events import Event, read_events
 from slurmspot.faults import journal as journals
 from slurmspot.faults.campaign import Campaign
@@ -194,12 +194,14 @@ def test_a_trace_is_replayed_in_scaled_time(tmp_path):
         ('speed = 1\n[[fault]]\nprofile = "slurm"\n', "no setting 'speed'"),
         ('schedule = "whim"\n[[fault]]\nprofile = "slurm"\n', "schedule='whim'"),
         ('schedule = "trace"\n[[fault]]\nprofile = "slurm"\n', "needs a trace"),
+        ('schedule = "trace"\ntrace = "holes.csv"\n[[fault]]\nprofile = "slurm"\n', "has a hole"),
         ('mean_s = 0\n[[fault]]\nprofile = "slurm"\n', "mean_s=0 is not above 0"),
         ('mean_s = "x"\n[[fault]]\nprofile = "slurm"\n', "wrong type"),
         ('[[fault]]\nprofile = "slurm"\n[[fault]]\nprofile = "magic"\n', "no way to take"),
     ],
 )
 def test_broken_campaigns(tmp_path, text, words):
+    (tmp_path / "holes.csv").write_text("5,add,a\n6,add,a\n")
     with pytest.raises(UsageError, match=words):
         campaign(tmp_path, text)
 
@@ -212,13 +214,15 @@ def test_a_campaign_that_is_not_there(tmp_path):
 class Hand:
     """Injects into nothing; fails where it is told to."""
 
+    error = SlurmspotError("it was not seen to take effect", why="waited")
+
     def __init__(self, *, fails=(), finishes_after=99, lost=()):
         self.fails, self.finishes_after, self.lost = fails, finishes_after, lost
         self.done, self.undone, self.waited = [], 0, 0
 
     def inject(self, fault):
         if len(self.done) in self.fails:
-            raise SlurmspotError("it was not seen to take effect", why="waited")
+            raise self.error
         self.done.append(fault)
         return Injection(
             kind=fault.kind,
@@ -301,6 +305,24 @@ def test_a_list_must_be_done_before_the_run_finishes(tmp_path):
     hand = Hand(finishes_after=4)
     assert go(tmp_path / "p", campaign(tmp_path / "p", text), {"a": hand})[0] == []
     assert len(hand.done) == 4
+
+
+def test_a_run_that_finishes_before_the_next_moment_ends_what_is_drawn_and_fails_a_list(tmp_path):
+    text = 'schedule = "poisson"\n[[fault]]\nprofile = "slurm"\n'
+    for plan, problems in ((text, 0), (THREE, 1)):
+        folder = tmp_path / str(problems)
+        folder.mkdir()
+        hand = Hand(fails={1})
+        hand.error = FinishedError("the run finished while waiting for its moment")
+        assert len(go(folder, campaign(folder, plan), {"a": hand})[0]) == problems
+        assert len(hand.done) == 1
+
+
+def test_a_campaign_that_died_at_once_is_put_right_as_well(tmp_path):
+    plan, hand = campaign(tmp_path, THREE), Hand()
+    Record(tmp_path / "out" / "campaign.jsonl", plan.digest).close()
+    assert go(tmp_path, plan, {"a": hand})[0] == []
+    assert (hand.undone, len(hand.done)) == (1, 3)
 
 
 def test_a_campaign_ends_in_time(tmp_path):

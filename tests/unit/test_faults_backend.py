@@ -8,7 +8,7 @@ import pytest
 from slurmspot.cluster.command import Output
 from slurmspot.errors import NotFoundError, SlurmError, SlurmUnreachableError, UsageError
 from slurmspot.faults import machines, pyslurm
-from slurmspot.faults.backend import Scontrol, dry
+from slurmspot.faults.backend import Scontrol, dry, resume
 
 PARTITIONS = (
     "PartitionName=spot PriorityTier=1 Nodes=node[0-3] PreemptMode=REQUEUE GraceTime=15"
@@ -266,6 +266,30 @@ def test_a_dry_runner_asks_but_does_nothing():
     assert len(shown) == 2
 
 
+@pytest.mark.parametrize(
+    ("state", "back"),
+    [
+        ("IDLE", True),
+        ("MIXED+NOT_RESPONDING", True),
+        ("IDLE+POWERED_DOWN", True),
+        ("DOWN*+NOT_RESPONDING", False),
+        ("ALLOCATED+DRAIN", False),
+        ("IDLE+POWERING_DOWN", False),
+    ],
+)
+def test_a_node_that_has_come_back_by_itself_need_not_be_resumed(state, back):
+    def run(argv, stdin=None):
+        if "show" in argv:
+            return Output(stdout=f"NodeName=n1 State={state}\n", stderr="", returncode=0)
+        return Output(stdout="", stderr="Invalid node state specified", returncode=1)
+
+    if back:
+        resume(Scontrol(run), "n1")
+    else:
+        with pytest.raises(SlurmError, match="Invalid node state"):
+            resume(Scontrol(run), "n1")
+
+
 # ---------------------------------------------------------------- machines
 
 
@@ -276,7 +300,8 @@ def test_a_terminate_command_is_a_list_of_words_and_never_a_shell():
         done.append(list(argv))
         return Output(stdout="", stderr="", returncode=0)
 
-    ends = machines.Command("aws ec2 terminate --name '{node}; rm -rf /' --tag={node}", runner=run)
+    template = "aws ec2 terminate --name '{node}; rm -rf /' --tag={node}"
+    ends = machines.Command(template, Scontrol(run), runner=run)
     ends.vanish("n1")
     ends.revive("n1")
     assert done == [
@@ -289,7 +314,7 @@ def test_a_terminate_command_is_a_list_of_words_and_never_a_shell():
 @pytest.mark.parametrize("template", ["", "stop-it", "{node}", "say 'unclosed {node}"])
 def test_a_terminate_command_must_name_the_machine(template):
     with pytest.raises(UsageError, match="--terminate-command"):
-        machines.Command(template)
+        machines.Command(template, Scontrol())
 
 
 def test_a_rank_is_signalled_from_a_step_of_its_own():

@@ -8,8 +8,15 @@ import pytest
 
 from slurmspot.cluster.command import Output
 from slurmspot.cluster.scontrol import JobState, Partition
-from slurmspot.errors import NotFoundError, SlurmError, SlurmspotError, UsageError
+from slurmspot.errors import (
+    FinishedError,
+    NotFoundError,
+    SlurmError,
+    SlurmspotError,
+    UsageError,
+)
 from slurmspot.events import EventWriter, read_events
+from slurmspot.faults import victim
 from slurmspot.faults.fault import Aim, Fault, Target
 from slurmspot.faults.injector import Injector
 from slurmspot.faults.journal import Journal, owed, read_journal
@@ -29,7 +36,8 @@ class Cluster:
     def __init__(self, **job):
         given = {"state": "RUNNING", "nodes": "n[0-1]", "partition": "spot", "user": ME, **job}
         self.state = JobState(job_id="7", **given)
-        self.done, self.deaf, self.refuses = [], False, ()
+        self.done, self.deaf = [], False
+        self.refuses, self.refusal = (), "Invalid user id"
 
     def job(self, job_id):
         if job_id != "7":
@@ -49,7 +57,11 @@ class Cluster:
     def _do(self, *words, ends=True):
         self.done.append(" ".join(words))
         if words[0] in self.refuses:
-            raise SlurmError("you may not set node n1 to DOWN", fix="ask one to run: scontrol …")
+            raise SlurmError(
+                f"you may not set node n1 to {words[0]}",
+                why=self.refusal,
+                fix="ask one to run: scontrol …",
+            )
         if ends and not self.deaf:
             self.state = JobState(job_id="7", state="PENDING", restarts=1, user=ME)
 
@@ -268,6 +280,38 @@ def test_without_permission_the_machine_comes_back_and_the_operators_command_is_
     assert run.machines.done == ["vanish n1", "revive n1"]
 
 
+def test_an_operators_right_that_is_missing_leaves_nothing_taken_and_is_the_error(run):
+    run.cluster.refuses = ("DOWN", "RESUME")
+    with pytest.raises(SlurmError, match="may not set node n1 to DOWN"):
+        run.inject("node-down", "node", injector=run.injector(machines=None))
+    assert run.cluster.state.state == "RUNNING"
+    assert owed(run.journal()) == []
+
+
+def test_a_cluster_that_powers_no_nodes_down_says_so(run):
+    run.cluster.refuses, run.cluster.refusal = ("POWER_DOWN_FORCE",), "Invalid node state specified"
+    with pytest.raises(SlurmError, match="SuspendProgram") as refused:
+        run.inject("node-down", "node", node_state="POWER_DOWN_FORCE")
+    assert "--state DOWN or DRAIN" in str(refused.value)
+    assert run.cluster.state.state == "RUNNING"
+    assert owed(run.journal()) == []
+
+
+def test_what_cannot_be_given_back_keeps_nothing_else_from_it(run):
+    def revive(node):
+        if node == "n0":
+            raise SlurmspotError("node n0 is not back")
+        run.machines.done.append(f"revive {node}")
+
+    run.machines.revive = revive
+    with pytest.raises(SlurmspotError, match="node n0 is not back"):
+        run.inject("forced", detect_s=0)
+    assert run.machines.done[-1] == "revive n1"
+    assert owed(run.journal()) == [("node", "n0")]
+    run.machines.revive = lambda node: run.machines.done.append(f"revive {node}")
+    assert run.injector().undo() == ["node n0 is back"]
+
+
 def test_undo_gives_back_what_a_dead_injector_took(run):
     journal = Journal(run.folder.events)
     for what, name in (("node", "n0"), ("node", "n1"), ("hold", "7"), ("preemptor", "8")):
@@ -297,9 +341,38 @@ def test_a_moment_that_does_not_come(run):
     with pytest.raises(SlurmspotError, match="in vain for step 50"):
         run.inject("kill", aim=Aim(at_step=50), deadline_s=0.05)
     run.folder.finished.write_text("{}")
-    with pytest.raises(SlurmspotError, match="ended while waiting for step 50"):
+    with pytest.raises(FinishedError, match="finished while waiting for step 50"):
         run.inject("kill", aim=Aim(at_step=50))
     assert run.cluster.done == []
+
+
+def test_a_run_that_has_finished_is_not_hit_though_its_processes_are_still_there(run):
+    run.folder.finished.write_text("{}")
+    for aim in (NOW, Aim(after_s=60)):
+        with pytest.raises(FinishedError, match="finished"):
+            run.inject("node-down", "node", aim=aim)
+    assert run.journal() == []
+
+
+def test_a_job_that_ends_while_its_moment_is_awaited_is_not_waited_for(run, monkeypatch):
+    monkeypatch.setattr(victim, "_LOOK_S", 0.0)
+    run.cluster.state = JobState(job_id="7", state="CANCELLED", user=ME)
+    with pytest.raises(SlurmspotError, match="ended while waiting for the job to run"):
+        run.inject("kill", aim=Aim(after_s=0.01), deadline_s=60)
+
+
+def test_a_run_that_finishes_before_it_feels_the_blow_was_not_taken(run):
+    real = run.cluster.signal_ranks
+
+    def too_late(job_id, signal):
+        run.folder.finished.write_text("{}")
+        real(job_id, signal)
+
+    run.cluster.signal_ranks = too_late
+    with pytest.raises(SlurmspotError, match="kill had no effect on job 7") as missed:
+        run.inject("kill")
+    assert missed.value.why == "the run finished first"
+    assert run.journal()[-1].data["observed"] is False
 
 
 def held(run, phase, **more):
@@ -342,9 +415,25 @@ def test_a_drain_is_led_in_by_a_signal(run):
 
 
 def test_nobody_stands_still_for_us(run):
-    with pytest.raises(SlurmspotError, match="SLURMSPOT_HOLD=1"):
+    with pytest.raises(SlurmspotError, match="in vain for a rank to stand in forward"):
         run.inject("kill", aim=Aim(in_phase="forward"), deadline_s=0.05)
     assert not run.folder.hold.exists()
+
+
+@pytest.mark.parametrize("started", ["before", "meanwhile"])
+def test_ranks_that_cannot_be_held_are_not_waited_for(run, started):
+    def start():
+        run.ranks[0].write("attempt_start", job_id="7", host="n0", pid=100)
+
+    if started == "before":
+        start()
+    else:
+        run.on_wait = start
+    with pytest.raises(UsageError, match="cannot be held in a phase") as refused:
+        run.inject("kill", aim=Aim(in_phase="forward"), deadline_s=60)
+    assert "without SLURMSPOT_HOLD=1" in str(refused.value)
+    assert not run.folder.hold.exists()
+    assert run.cluster.done == []
 
 
 def test_startup_is_hit_before_the_ranks_have_opened_the_run(run):

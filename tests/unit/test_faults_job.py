@@ -102,6 +102,13 @@ def test_a_request_that_was_left_behind_goes_stale(tmp_path):
     assert rank.waits == 0
 
 
+def test_a_rank_that_may_be_held_says_so(tmp_path):
+    rank = Held(tmp_path)
+    rank.writer.write("attempt_start", job_id="1")
+    (started,) = read_events(rank.folder.events)
+    assert started.data == {"job_id": "1", "holds": True}
+
+
 def test_without_leave_nobody_can_be_held(tmp_path):
     writer = hold.writer(tmp_path, "1-0", 0, None, request=None, objects={})
     assert type(writer) is EventWriter
