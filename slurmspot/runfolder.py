@@ -7,6 +7,7 @@
     RUN/logs/                            submitit's files and the ranks' output
     RUN/events/<attempt>/<rank>.jsonl    the event log
     RUN/events/<attempt>/<rank>.beat     the last step run (binary, fixed size)
+    RUN/events/<attempt>/srun-*.port     where the ranks of a step meet
     RUN/checkpoints/step-00001200/       committed checkpoints
     RUN/owner.json                       the attempt that may write checkpoints
     RUN/finished.json                    written once, after the last commit

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import zlib
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -19,27 +18,13 @@ from slurmspot.cluster.spec import Spec
 from slurmspot.errors import NotFoundError, SlurmspotError
 from slurmspot.events import EventWriter
 from slurmspot.hostlist import first
+from slurmspot.job import rendezvous
 from slurmspot.runfolder import RunFolder
 from slurmspot.settings import MASTER_ADDR_VAR, JobEnvironment
 
-# Below the kernel's ephemeral ports (32768 and up), above the well-known services.
-_FIRST_PORT, _PORTS = 20000, 12000
-
-
-def master_port(env: Mapping[str, str]) -> int:
-    """A port that all ranks of an attempt derive alone, and that no two attempts share.
-
-    Cluster, job and restart count go in: processes of an attempt whose node was lost may still
-    hold its port when the next attempt starts.
-    """
-    names = ("SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")
-    key = "/".join(env.get(name, "") for name in names)
-    restart = int(env.get("SLURM_RESTART_COUNT") or 0)
-    return _FIRST_PORT + (zlib.crc32(key.encode()) + restart) % _PORTS
-
 
 def distributed_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """What ``torch.distributed.init_process_group`` reads, from what srun sets for a task."""
+    """What ``torch.distributed.init_process_group`` reads, but for the port, from srun's own."""
     if "SLURM_PROCID" not in env:
         return {}
     return {
@@ -49,7 +34,6 @@ def distributed_variables(env: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": env.get("SLURM_STEP_TASKS_PER_NODE", "1").partition("(")[0],
         "MASTER_ADDR": env.get(MASTER_ADDR_VAR)
         or first(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"),
-        "MASTER_PORT": str(master_port(env)),
     }
 
 
@@ -71,28 +55,32 @@ class RankCommand:
         start(self.argv, os.environ)
 
 
-def start(argv: Sequence[str], env: MutableMapping[str, str]) -> NoReturn:
+def start(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Become ``argv``; see the module's description.
 
     Raises:
         NotFoundError: there is no such command on this node.
+        SlurmspotError: the ranks could not agree on a port.
     """
+    env = {**env, **distributed_variables(env)}
     job = JobEnvironment.read(env)
     if job.run is not None and RunFolder(job.run).finished.exists():
         sys.stderr.write(f"slurmspot: {job.run} is already complete\n")
         sys.exit(0)
-    if job.run is not None:  # what fails before this line is not the command's fault
-        log = EventWriter(RunFolder(job.run).events, job.attempt, job.rank)
-        log.write("launched")
-        log.close()
     for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)  # submitit's handlers do not survive into the command
     # A notice during start-up must not kill: there is nothing to save yet. Slurm's SIGTERM follows.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if "SLURM_PROCID" in env:
+        env["MASTER_PORT"] = str(rendezvous.agree(env, job))
+    if job.run is not None:  # what fails before this line is not the command's fault
+        log = EventWriter(RunFolder(job.run).events, job.attempt, job.rank)
+        log.write("launched")
+        log.close()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     try:
-        os.execvpe(argv[0], list(argv), {**env, **distributed_variables(env)})  # noqa: S606 - meant
+        os.execvpe(argv[0], list(argv), env)  # noqa: S606 - meant
     except OSError as error:
         raise NotFoundError(
             f"cannot start {argv[0]} on {job.host}",

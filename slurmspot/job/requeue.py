@@ -80,7 +80,7 @@ def has_begun(events: Iterable[Event], attempt: str) -> bool:
 
     It has not if srun started no rank at all (Slurm 22.05 gives no step to a job of which it has
     once lost all nodes at the same time), or if no rank opened the run although ranks of earlier
-    attempts did: the port of the process group may be taken, or a file system not be mounted yet.
+    attempts did: a file system may not be mounted yet, or a module not be loaded on that node.
     """
     opened, launched = set(), set()
     for event in events:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from slurmspot.errors import SlurmspotError
+from slurmspot.ports import hold
 
 _LEAST = 10_000
 _LISTENERS = Path("/proc/net/tcp")
@@ -21,9 +21,8 @@ def reserved(count: int) -> Iterator[int]:
     """The first of ``count`` consecutive ports, held until the block ends.
 
     Outside the range from which the kernel serves outgoing connections, so that a port stays free
-    while its daemon is down. The ports are bound exclusively and then opened to ``SO_REUSEADDR``:
-    the daemons of this sandbox can listen on them at once, and a second sandbox that looks for
-    ports meanwhile finds them taken.
+    while its daemon is down. The daemons of this sandbox can listen on them at once, and a second
+    sandbox that looks for ports meanwhile finds them taken.
 
     Raises:
         SlurmspotError: no such run of ports is free.
@@ -36,7 +35,7 @@ def reserved(count: int) -> Iterator[int]:
         with ExitStack() as held:
             try:
                 for port in range(first, first + count):
-                    _hold(held, port)
+                    held.enter_context(hold(port))
             except OSError:
                 continue
             yield first
@@ -54,9 +53,3 @@ def listening(port: int) -> bool:
     """
     rows = (line.split() for line in _LISTENERS.read_text().splitlines()[1:])
     return any(row[1].endswith(f":{port:04X}") and row[3] == _LISTEN for row in rows)
-
-
-def _hold(held: ExitStack, port: int) -> None:
-    keeper = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-    keeper.bind(("", port))
-    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

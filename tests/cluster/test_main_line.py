@@ -161,6 +161,29 @@ def test_a_broken_checkpoint_makes_the_next_attempt_fall_back(sandbox, tmp_path,
     assert f"checkpoint of step {int(newest.name[5:])} was rejected: rank-00000.h5" in log
 
 
+TAKE = """
+import os, signal, socket, sys
+from slurmspot.job.rendezvous import first_choice
+others = [
+    socket.create_server(("", first_choice({**os.environ, "SLURM_STEP_ID": "0"}) + n))
+    for n in range(3)
+]
+print("taken", flush=True)
+signal.pause()
+"""
+
+
+def test_a_port_that_is_somebody_elses_is_not_stumbled_over(sandbox, tmp_path):
+    """On the first attempt, when nothing tells a taken port from a fault of the command's own."""
+    take = tmp_path / "take.py"
+    take.write_text(TAKE)
+    waits = f"exec 9< <({sys.executable} {take}); read -r said <&9; echo others: $said"
+    spec = Spec(command=gpt("--steps", 5), nodes="2", gpus_per_node=2, setup=(waits,))
+    run = Followed(tmp_path / "run", spec)
+    assert run.finish()["step"] == 5
+    assert "others: taken" in "".join(log.read_text() for log in run.folder.logs.glob("*.out"))
+
+
 def test_a_function_is_launched_waited_for_and_not_run_twice(cli, tmp_path):
     (tmp_path / "my_module.py").write_text(
         "import slurmspot\n"
