@@ -9,7 +9,7 @@
     RUN/events/<attempt>/<rank>.beat     the last step run (binary, fixed size)
     RUN/events/<attempt>/srun-*.port     where the ranks of a step meet
     RUN/checkpoints/step-00001200/       committed checkpoints
-    RUN/owner.json                       the attempt that may write checkpoints
+    RUN/checkpoints/owner-00000003-…/    the attempt that may write checkpoints
     RUN/finished.json                    written once, after the last commit
     RUN/hold.json                        a drill's request to stand still in a phase
 """
@@ -53,11 +53,6 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Remote (shared, persistent) tier."""
         return self.path / "checkpoints"
-
-    @property
-    def owner(self) -> Path:
-        """Tells which attempt may write checkpoints: see :mod:`slurmspot.checkpoint.ownership`."""
-        return self.path / "owner.json"
 
     @property
     def finished(self) -> Path:

@@ -133,8 +133,11 @@ class Checkpointer:
         self._pruning = threading.Lock()
         self._pace = Pace()
         self._owner = (
-            None if claim is None else self._ranks.reduce(lambda: None, lambda _: claim.take())
+            None
+            if claim is None
+            else self._ranks.reduce(lambda: None, lambda _: claim.take(folder))
         )
+        self._desk = None if self._owner is None else self._owner.desk
         self._local: LocalTier | None = None
         if local is not None:
             if self._owner is None:
@@ -142,7 +145,6 @@ class Checkpointer:
             self._local = LocalTier(
                 local,
                 node=node,
-                remote=folder,
                 ranks=Ranks.every(),
                 owner=self._owner,
                 emit=emit,
@@ -150,9 +152,8 @@ class Checkpointer:
                 failed=self._not_drained,
                 disk=disk,
             )
-        # Those begun by this attempt are never among them, nor are those of later attempts, which
-        # a process that is still running on a lost node would otherwise destroy.
-        self._stale = self._ranks.reduce(lambda: steps.partials(folder), lambda found: found[0])
+        # What others have left unfinished: those begun by this attempt are never among them.
+        self._stale = self._ranks.reduce(self._unfinished, lambda found: found[0])
 
     @property
     def staging_bytes(self) -> int:
@@ -413,18 +414,23 @@ class Checkpointer:
             self._emit("persist_end", step=save.order.step, size_bytes=size_bytes, seconds=seconds)
 
         def write(writer: Hdf5StorageWriter) -> None:
-            saving.save(
-                writer,
-                save.snapshot,
-                ranks=self._ranks,
-                on_written=on_written,
-                confirm=save.copying.confirm,
-            )
+            try:
+                saving.save(
+                    writer,
+                    save.snapshot,
+                    ranks=self._ranks,
+                    on_written=on_written,
+                    confirm=save.copying.confirm,
+                )
+            except CheckpointError:
+                if self._owner is not None:
+                    self._owner.check()
+                raise
 
         try:
             if not self._saved_locally(save, write):
                 target = self._folder / steps.step_name(save.order.step)
-                write(Hdf5StorageWriter(target, keep_existing=True, fence=self._fence))
+                write(Hdf5StorageWriter(target, keep_existing=True, desk=self._desk))
                 self._arrived(save.order, time.monotonic() - begin)
         except Exception as error:  # noqa: BLE001 - told by failed() and wait(), never lost
             self._failure = saving.failure(save.order.step, error)
@@ -460,8 +466,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._emit("commit", step=order.step, tier=steps.REMOTE, trigger=order.trigger)
             # What cannot be removed now is removed later; what is another's, never.
-            with self._pruning, contextlib.suppress(OSError, FencedError):
-                self._fence()
+            with self._pruning, contextlib.suppress(OSError):
                 self._prune(order.step)
         if self._local is not None:
             self._local.superseded(order.step, keep=0 if order.trigger == "final" else KEEP)
@@ -469,9 +474,9 @@ class Checkpointer:
     def _not_drained(self, failure: CheckpointWriteError) -> None:
         self._undrained = failure
 
-    def _fence(self) -> None:
-        if self._owner is not None:
-            self._owner.check()
+    def _unfinished(self) -> set[Path]:
+        """Partial checkpoints on the remote tier that no other attempt may be writing."""
+        return steps.partials(self._folder) | (steps.partials(self._desk) if self._desk else set())
 
     def _prune(self, saved: int) -> None:
         """Remove what is superseded by ``saved``, which is durable."""
@@ -480,9 +485,12 @@ class Checkpointer:
         kept = {*[step for step in found if step not in self._rejected][: self._keep], saved}
         for step, path in found.items():
             if step not in kept and not (step in self._rejected and step > min(kept)):
-                steps.remove(path)
+                steps.remove(path, self._desk)
         while self._stale:
             steps.remove(self._stale.pop())
+        for step, path in steps.traces(self._desk) if self._desk else ():
+            if step < saved:  # a drain was given up
+                steps.remove(path)
 
 
 def _raiser(error: Exception) -> Callable[[], saving.Snapshot]:

@@ -1,13 +1,17 @@
 """Checkpoints on the nodes' own disks: each node has the files of its ranks, and the manifest.
 
 They survive the loss of processes, not that of a node. Which of them are of any use is found out
-by looking: what the nodes that are here hold of the same save, put together. A node that comes
-back may hold anything: nothing, half a checkpoint, or one of an attempt that the run has long
-left behind.
+by looking: every file of a save must be somewhere, on a node that is here or, from a drain that was
+cut short, on the remote tier. A node that comes back may hold anything: nothing, half a
+checkpoint, or one of an attempt that the run has long left behind.
+
+An attempt writes in a folder of its own, named like its desk, so that what another one, which is
+still running there, does to its own part touches nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,77 +34,113 @@ TURN = "turn"
 class LocalStorageWriter(Hdf5StorageWriter):
     """Writes this node's part of a checkpoint; ``path`` may be another on every node.
 
-    The parent of its parent must exist: a disk that is not mounted is not written beside.
+    The disk's folder, three levels up, must exist: one that is not mounted is not written beside.
 
     Args:
+        nodes: the node of each rank.
         commits: whether this rank commits for its node; one on each does.
+        fence: called before the commit; raises if this attempt has lost the run.
     """
 
-    def __init__(self, path: Path, *, commits: bool, fence: Callable[[], None]) -> None:
-        super().__init__(path, fence=fence)
+    def __init__(
+        self, path: Path, *, nodes: Sequence[str], commits: bool, fence: Callable[[], None]
+    ) -> None:
+        super().__init__(path)
+        self._on = nodes
         self._commits = commits
+        self._fence = fence
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Give every rank its file, and all of them the name of the folder."""
         self._world_size = len(plans)
         folder = Path(steps.partial_of(self._path).name)
+        places = [Place(folder, f"rank-{rank:05d}.h5") for rank in range(len(plans))]
+        self.nodes = {place.file: node for place, node in zip(places, self._on, strict=True)}
         return [
-            dataclasses.replace(plan, storage_data=Place(folder, f"rank-{rank:05d}.h5"))
-            for rank, plan in enumerate(plans)
+            dataclasses.replace(plan, storage_data=place)
+            for plan, place in zip(plans, places, strict=True)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's file, durably, hashing on the way."""
         place: Place = plan.storage_data
-        self.partial = self._path.parent / place.folder
-        if not self._path.parent.is_dir():
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            steps.sync(self._path.parent.parent)
+        mine = self._path.parent
+        self.partial = mine / place.folder
+        for folder in (mine.parent, mine):
+            if not folder.is_dir():
+                folder.mkdir(mode=0o700, exist_ok=True)
+                steps.sync(folder.parent)
         self.partial.mkdir(mode=0o700, exist_ok=True)
         here = Place(self.partial, place.file)
         return super().write_data(dataclasses.replace(plan, storage_data=here), planner)
 
     def commit(self, sealed: bytes) -> None:
-        """Commit this node's part. What an earlier attempt has left under the name goes."""
+        """Commit this node's part, in place of one that this attempt has made before."""
         if self._commits and self.partial is not None:
+            self._fence()
             steps.write_durably(self.partial / manifest.NAME, sealed)
-            steps.commit(self.partial, self._path, is_good=lambda _: False, fence=self._fence)
+            steps.commit(self.partial, self._path, is_good=lambda _: False)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A data file of a step, in full size; its content is not known to be right.
+
+    Attributes:
+        attempt: name of the folder of the attempt that has saved it.
+    """
+
+    attempt: str
+    step: int
+    name: str
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """What one rank sees of a checkpoint on its node.
+    """What one rank knows of a checkpoint from the manifest on its node.
 
     Attributes:
+        attempt: name of the folder of the attempt that has saved it.
         seal: XXH3-128 of the manifest: equal on all nodes, and for one save alone.
         turn: of the attempt that saved it.
-        files: all data files of the checkpoint, whether they are here or not.
-        here: those that this node has, in full size; their content is not known to be right.
+        files: all its data files, wherever they are.
         problem: why it is of no use at all; empty if it may be.
     """
 
+    attempt: str
     step: int
     seal: str = ""
     turn: int = 0
-    files: tuple[str, ...] = ()
-    here: frozenset[str] = frozenset()
+    files: tuple[File, ...] = ()
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What one rank finds on its node: manifests, and data files, of committed saves or not."""
+
+    node: str
+    copies: tuple[Copy, ...]
+    files: frozenset[File]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A checkpoint on the disks of the nodes that are here, put together.
+    """A checkpoint that can be put together from the disks of the nodes that are here.
 
     Attributes:
+        attempt: name of the folder of the attempt that has saved it.
         reader: a rank that has its manifest.
-        carriers: the rank that copies each data file, spread over those that have it.
+        carriers: for each data file the ranks that may bring it, one after the other.
         problem: why it cannot be had; empty if it is complete, as far as one can see.
     """
 
+    attempt: str
     step: int
     turn: int
     reader: int
-    carriers: Mapping[str, int]
+    carriers: Mapping[str, Sequence[int]]
     problem: str = ""
 
     def overtaken(self) -> Candidate:
@@ -109,27 +149,45 @@ class Candidate:
         return dataclasses.replace(self, problem=self.problem or problem)
 
 
-def survey(root: Path, only: int | None = None) -> list[Copy]:
-    """What lies on this node, or of it the step ``only``."""
-    found = steps.committed(root)
-    return [_copy(step, path) for step, path in found.items() if only in {None, step}]
+def survey(root: Path, node: str) -> Survey:
+    """What lies on this node.
+
+    Args:
+        root: the folder of the run on the node's disk.
+    """
+    copies: list[Copy] = []
+    files: set[File] = set()
+    for attempt in steps.owners(root):
+        for step, path in steps.committed(attempt).items():
+            copies.append(_copy(attempt.name, step, path))
+        files |= files_in(attempt, attempt.name)
+    return Survey(node=node, copies=tuple(copies), files=frozenset(files))
 
 
-def _copy(step: int, path: Path) -> Copy:
+def files_in(folder: Path, attempt: str = "") -> set[File]:
+    """The data files of all steps in ``folder``, committed or not."""
+    found = set()
+    for step, path in steps.traces(folder):
+        with contextlib.suppress(OSError):  # it is being removed
+            for file in path.iterdir():
+                found.add(File(attempt, step, file.name, file.lstat().st_size))
+    return found
+
+
+def _copy(attempt: str, step: int, path: Path) -> Copy:
     try:
         known = manifest.read(path)
         seal = xxhash.xxh3_128_hexdigest((path / manifest.NAME).read_bytes())
-        sizes = {entry.name: entry.lstat().st_size for entry in path.iterdir()}
     except CorruptCheckpointError as error:
-        return Copy(step=step, problem=f"{manifest.NAME}: {error.what}")
+        return Copy(attempt=attempt, step=step, problem=f"{manifest.NAME}: {error.what}")
     except OSError as error:
-        return Copy(step=step, problem=error.strerror or str(error))
+        return Copy(attempt=attempt, step=step, problem=error.strerror or str(error))
     return Copy(
+        attempt=attempt,
         step=step,
         seal=seal,
         turn=turn_of(known),
-        files=tuple(file.name for file in known.files),
-        here=frozenset(f.name for f in known.files if sizes.get(f.name) == f.size_bytes),
+        files=tuple(File(attempt, step, file.name, file.size_bytes) for file in known.files),
     )
 
 
@@ -139,33 +197,42 @@ def turn_of(known: Manifest) -> int:
     return turn if type(turn) is int else 0
 
 
-def gathered(surveys: Sequence[Sequence[Copy]]) -> list[Candidate]:
-    """All checkpoints of which some node here has a part, the newest first.
+def gathered(surveys: Sequence[Survey], remote: frozenset[File] = frozenset()) -> list[Candidate]:
+    """All checkpoints of which some node here has the manifest, the newest first.
 
     Args:
         surveys: of each rank.
+        remote: data files on the remote tier, which every rank can read; of no attempt.
     """
-    saves: dict[tuple[int, str], dict[int, Copy]] = {}
-    for rank, copies in enumerate(surveys):
-        for copy in copies:
-            saves.setdefault((copy.step, copy.seal), {})[rank] = copy
-    candidates = [_candidate(holders) for holders in saves.values()]
-    return sorted(candidates, key=lambda one: (one.step, one.turn), reverse=True)
+    saves: dict[tuple[str, int, str], tuple[int, Copy]] = {}
+    for rank, one in enumerate(surveys):
+        for copy in one.copies:
+            saves.setdefault((copy.attempt, copy.step, copy.seal), (rank, copy))
+    found = [_candidate(rank, copy, surveys, remote) for rank, copy in saves.values()]
+    return sorted(found, key=lambda one: (one.step, one.turn), reverse=True)
 
 
-def _candidate(holders: Mapping[int, Copy]) -> Candidate:
-    reader, first = min(holders.items())
+def _candidate(
+    reader: int, copy: Copy, surveys: Sequence[Survey], remote: frozenset[File]
+) -> Candidate:
     carriers = {}
-    missing = []
-    for i, file in enumerate(first.files):
-        able = [rank for rank, copy in holders.items() if file in copy.here]
-        if able:
-            carriers[file] = able[i % len(able)]
-        else:
-            missing.append(file)
-    problem = first.problem
-    if missing:
-        problem = f"{missing[0]} is on none of these nodes"
+    problem = copy.problem
+    for i, file in enumerate(copy.files):
+        able: dict[str, list[int]] = {}
+        for rank, one in enumerate(surveys):
+            if file in one.files:
+                able.setdefault(one.node, []).append(rank)
+        ranks = [on_node[i % len(on_node)] for on_node in able.values()]
+        if dataclasses.replace(file, attempt="") in remote:
+            ranks.append(i % len(surveys))
+        carriers[file.name] = tuple(ranks)
+        if not ranks:
+            problem = problem or f"{file.name} is neither on these nodes nor on the remote tier"
     return Candidate(
-        step=first.step, turn=first.turn, reader=reader, carriers=carriers, problem=problem
+        attempt=copy.attempt,
+        step=copy.step,
+        turn=copy.turn,
+        reader=reader,
+        carriers=carriers,
+        problem=problem,
     )

@@ -102,6 +102,7 @@ class Manifest:
         metadata: what the caller wished to keep with it (tagged JSON).
         values: all that is not a tensor, by name (tagged JSON).
         planner: the DCP planner's own data (tagged JSON).
+        nodes: the node on whose own disk each file was saved; empty if it was shared storage.
     """
 
     step: int | None
@@ -111,6 +112,11 @@ class Manifest:
     values: Mapping[str, Any] = field(default_factory=dict)
     planner: Any = None
     objects: Mapping[str, ObjectRecord] = field(default_factory=dict)
+    nodes: Mapping[str, str] = field(default_factory=dict)
+
+    def files_of(self, node: str) -> list[DataFile]:
+        """The data files that were saved on the disk of ``node``."""
+        return [file for file in self.files if self.nodes.get(file.name) == node]
 
 
 def dump(manifest: Manifest) -> bytes:
@@ -231,6 +237,8 @@ def _check(manifest: Manifest) -> None:
         _refuse("lists a file twice")
     for file in manifest.files:
         _check_file(file)
+    if manifest.nodes and not all(isinstance(manifest.nodes[name], str) for name in names):
+        _refuse("nodes do not have names")
     for name, item in manifest.objects.items():
         count = 1 if item.scope == "replicated" else manifest.world_size
         if item.scope not in get_args(Scope) or len(item.fingerprints) != count:

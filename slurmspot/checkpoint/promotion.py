@@ -3,22 +3,30 @@
 Each file is copied by a rank whose node has it, made durable, read back from the remote tier and
 compared with the manifest. The manifest comes last, then the name: a copy that is half done is
 nothing, and a copy of something damaged is never made.
+
+A node that is lost while a step is drained takes along the files that nobody else has, but what it
+has brought to the remote tier is still there. A file is therefore taken from wherever a copy
+verifies: from a node, or from what an earlier drain has left. That is why one which ends because
+a rank is gone, or for want of time, leaves its files where they are.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slurmspot.checkpoint import manifest, reading, steps
 from slurmspot.checkpoint.disk import BLOCK_BYTES, REAL, Disk, InFile, OutFile, aligned
 from slurmspot.checkpoint.local import Candidate
-from slurmspot.checkpoint.manifest import DataFile
+from slurmspot.checkpoint.manifest import DataFile, Manifest
 from slurmspot.checkpoint.pipeline import PIECE_BYTES
 from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.verify import problems_of
-from slurmspot.errors import CheckpointError, CorruptCheckpointError
+from slurmspot.errors import CheckpointError, CorruptCheckpointError, SlurmspotError
 
 
 class AbandonedError(CheckpointError):
@@ -27,69 +35,119 @@ class AbandonedError(CheckpointError):
 
 def promote(
     candidate: Candidate,
-    source: Path,
-    target: Path,
+    root: Path,
+    remote: Path,
     *,
+    desk: Path,
     ranks: Ranks,
-    fence: Callable[[], None],
     unwanted: Callable[[], bool] = lambda: False,
     disk: Disk = REAL,
-) -> int:
-    """Copy a checkpoint to ``target`` and commit it there, or leave nothing behind. Collective.
+) -> None:
+    """Bring a checkpoint to the remote tier and commit it there. Collective.
+
+    A failure leaves nothing behind, unless a rank is gone or it was unwanted.
 
     Args:
-        source: where this rank's node has its part of it.
-        fence: called last before the commit; raises if it must not be.
+        root: the folder of the run on the disk of this rank's node.
+        remote: the folder of the remote tier.
+        desk: the folder of the attempt in there.
         unwanted: asked on the way; True gives up.
-
-    Returns:
-        bytes that this rank has copied.
 
     Raises:
         AbandonedError: it was unwanted, on some rank.
-        CheckpointError: a file cannot be read or written, or is not what was saved.
+        CheckpointError: some file verifies nowhere, or the remote tier cannot be written.
     """
-    mine: list[Path] = []
+    final = remote / steps.step_name(candidate.step)
+    listed = root / candidate.attempt / final.name / manifest.NAME
+    target, sealed = ranks.reduce(
+        lambda: listed.read_bytes() if ranks.rank == candidate.reader else b"",
+        lambda every: (steps.begin(final, desk), every[candidate.reader]),
+    )
+    places = (root / candidate.attempt, remote, desk)
+    carrying = _Carrying(candidate, manifest.parse(sealed), places, target, unwanted, disk)
 
-    def look() -> bytes:
-        is_reader = ranks.rank == candidate.reader
-        return (source / manifest.NAME).read_bytes() if is_reader else b""
-
-    def begin(every: list[bytes]) -> tuple[Path, bytes]:
-        mine.append(steps.begin(target))
-        return mine[0], every[candidate.reader]
-
-    def carry() -> int:
-        known = manifest.parse(sealed)
-        files = [f for f in known.files if candidate.carriers[f.name] == ranks.rank]
-        for file in files:
-            _carry(file, source, partial, unwanted, disk)
-        steps.sync(partial)
-        return sum(file.size_bytes for file in files)
-
-    def commit(sizes: list[int]) -> list[int]:
-        steps.write_durably(partial / manifest.NAME, sealed)
-        steps.commit(partial, target, is_good=lambda path: not problems_of(path), fence=fence)
-        return sizes
+    def commit(_: Sequence[None]) -> None:
+        steps.write_durably(target / manifest.NAME, sealed)
+        steps.commit(target, final, is_good=lambda path: not problems_of(path))
 
     try:
-        partial, sealed = ranks.reduce(look, begin)
-        return ranks.reduce(carry, commit)[ranks.rank]
-    except BaseException:
-        for path in mine:
-            steps.remove(path)
+        wanted: Collection[str] = candidate.carriers.keys()
+        for turn in itertools.count():
+            wanted = ranks.reduce(
+                partial(carrying.carry, ranks.rank, wanted, turn), partial(carrying.missing, turn)
+            )
+            if not wanted:
+                break
+        ranks.reduce(lambda: None, commit)
+    except AbandonedError:
+        raise
+    except SlurmspotError:
+        if ranks.rank == 0:
+            steps.remove(target)
         raise
 
 
-def _carry(
-    file: DataFile, source: Path, partial: Path, unwanted: Callable[[], bool], disk: Disk
+@dataclass(frozen=True, slots=True)
+class _Carrying:
+    """What the ranks bring into the folder ``target``, from whichever of ``places`` has it."""
+
+    candidate: Candidate
+    known: Manifest
+    places: Sequence[Path]
+    target: Path
+    unwanted: Callable[[], bool]
+    disk: Disk
+
+    def carry(self, rank: int, wanted: Collection[str], turn: int) -> dict[str, str]:
+        """Bring the ``wanted`` files whose ``turn``-th carrier is ``rank``; tell what is wrong."""
+        failed = {}
+        for file in self.known.files:
+            if file.name in wanted and self.candidate.carriers[file.name][turn] == rank:
+                problem = self._carry(file)
+                if problem:
+                    failed[file.name] = problem
+        steps.sync(self.target)
+        return failed
+
+    def missing(self, turn: int, failures: Sequence[Mapping[str, str]]) -> dict[str, str]:
+        """Which files the next carriers must bring, and why."""
+        failed = {name: problem for one in failures for name, problem in one.items()}
+        for name, problem in failed.items():
+            if turn + 1 == len(self.candidate.carriers[name]):
+                raise CorruptCheckpointError(problem)
+        return failed
+
+    def _sources(self) -> Iterator[Path]:
+        for place in self.places:
+            for step, path in steps.traces(place):
+                if step == self.candidate.step and path != self.target:
+                    yield path
+
+    def _carry(self, file: DataFile) -> str:
+        """Copy a file from the first place where it verifies; what is wrong if there is none."""
+        problem = ""
+        for source in self._sources():
+            if not (source / file.name).exists():
+                continue
+            try:
+                _copy(file, source, self.target, self.unwanted, self.disk)
+            except CorruptCheckpointError as error:
+                problem = problem or error.what
+                (self.target / file.name).unlink(missing_ok=True)
+            else:
+                return ""
+        return problem or f"{file.name} is missing"
+
+
+def _copy(
+    file: DataFile, source: Path, target: Path, unwanted: Callable[[], bool], disk: Disk
 ) -> None:
     """Copy one file durably, and make sure of what has arrived."""
-    opened = InFile(manifest.open_regular(source / file.name), disk=disk)
+    opened = _open(source / file.name, disk)
     try:
         if opened.size_bytes != file.size_bytes:
             raise CorruptCheckpointError(f"{file.name} is not of the size that was saved")
-        written = OutFile(partial / file.name, file.size_bytes, disk)
+        written = OutFile(target / file.name, file.size_bytes, disk)
         try:
             buffer = aligned(PIECE_BYTES)
             for start in range(0, file.size_bytes, PIECE_BYTES):
@@ -97,16 +155,30 @@ def _carry(
                     raise AbandonedError("given up for something newer, or for want of time")
                 blocks = -(-(file.size_bytes - start) // BLOCK_BYTES)
                 memory = [buffer[: blocks * BLOCK_BYTES]]
-                opened.read_direct(memory, start)
+                try:
+                    opened.read_direct(memory, start)
+                except OSError as error:
+                    raise _unreadable(file.name, error) from None
                 written.write(memory, start)
             written.finish()
         finally:
             written.close()
     finally:
         opened.close()
-    _forget(partial / file.name)
-    for problem in reading.read(partial, file, {}, whole=True, disk=disk):
+    _forget(target / file.name)
+    for problem in reading.read(target, file, {}, whole=True, disk=disk):
         raise CorruptCheckpointError(str(problem), why="read back after it was copied")
+
+
+def _open(path: Path, disk: Disk) -> InFile:
+    try:
+        return InFile(manifest.open_regular(path), disk=disk)
+    except OSError as error:
+        raise _unreadable(path.name, error) from None
+
+
+def _unreadable(name: str, error: OSError) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{name}: cannot be read: {error.strerror or error}")
 
 
 def _forget(path: Path) -> None:

@@ -1,7 +1,8 @@
 """Find what to go on from: the newest checkpoint that verifies, on whichever tier survived.
 
-What the nodes that are here hold is looked at first. If it is newer, and complete, it is brought to
-the remote tier and then loaded from there like any other: there is one way to load.
+What the nodes that are here hold is looked at first. If it is newer, and each of its files can be
+had, from a node or from a drain that was cut short, it is brought to the remote tier and then
+loaded from there like any other: there is one way to load.
 """
 
 from __future__ import annotations

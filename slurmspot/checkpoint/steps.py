@@ -1,7 +1,9 @@
 """The folder of checkpoints: names, the commit by rename, and removal.
 
 A checkpoint is a folder named exactly ``step-NNNNNNNN``. While it is written, and while it is
-removed, it is named ``step-NNNNNNNN.partial-<unique>``, which nothing ever takes for one.
+removed, it is named ``step-NNNNNNNN.partial-<unique>``, which nothing ever takes for one. In a run
+such a partial one lies in the folder of the attempt that owns the run (see
+:mod:`slurmspot.checkpoint.ownership`), else beside the checkpoints.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from slurmspot.errors import UsageError
 
 _STEP = re.compile(r"step-(\d{8})\Z", re.ASCII)
+_NODE = re.compile(r"slurmspot-[0-9a-f]{16}-(.+)\Z", re.ASCII)
 _PARTIAL = ".partial-"
 
 REMOTE = "remote"
@@ -45,13 +48,13 @@ def step_of(path: Path) -> int | None:
 
 def committed(folder: Path) -> dict[int, Path]:
     """Step to path of everything in ``folder`` that bears a checkpoint's name, newest first."""
-    steps = {step: path for path in _entries(folder) if (step := step_of(path)) is not None}
+    steps = {step: path for path in entries(folder) if (step := step_of(path)) is not None}
     return dict(sorted(steps.items(), reverse=True))
 
 
 def partials(folder: Path) -> set[Path]:
     """Saves of steps that were begun and not committed, or removals not completed."""
-    return {path for path in _entries(folder) if is_partial(path) and path.name.startswith("step-")}
+    return {path for path in entries(folder) if is_partial(path) and path.name.startswith("step-")}
 
 
 def is_partial(path: Path) -> bool:
@@ -59,54 +62,83 @@ def is_partial(path: Path) -> bool:
     return _PARTIAL in path.name
 
 
-def _entries(folder: Path) -> list[Path]:
+def traces(folder: Path) -> list[tuple[int, Path]]:
+    """Step and path of all that is, or was to be, a checkpoint; what is comes first."""
+    found = []
+    for path in entries(folder):
+        step = step_of(path.with_name(path.name.partition(_PARTIAL)[0]))
+        if step is not None:
+            found.append((step, path))
+    return sorted(found, key=lambda one: is_partial(one[1]))
+
+
+def owners(folder: Path) -> list[Path]:
+    """The folders of attempts in ``folder``."""
+    found = (path for path in entries(folder) if path.name.startswith("owner-"))
+    return [path for path in found if not is_partial(path)]
+
+
+def node_name(run: str, node: str) -> str:
+    """Name of the folder on the disk of ``node`` with its part of the checkpoints of ``run``."""
+    return f"slurmspot-{run}-{node}"
+
+
+def node_of(path: Path) -> str | None:
+    """The node whose part of a checkpoint ``path`` is; None if it stands for all of them."""
+    match = _NODE.match(path.parent.parent.name)
+    return match[1] if match else None
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in ``folder``; nothing if it is not there."""
     try:
         return list(folder.iterdir())
     except FileNotFoundError:
         return []
 
 
-def begin(target: Path) -> Path:
-    """Make the folder (0700) in which the checkpoint ``target`` is written until its commit."""
-    if not target.parent.is_dir():
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sync(target.parent.parent)
-    partial = partial_of(target)
+def make(folder: Path) -> None:
+    """Make a folder of checkpoints (0700), durably, if it is not there."""
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sync(folder.parent)
+
+
+def begin(target: Path, desk: Path | None = None) -> Path:
+    """Make the folder (0700) in which the checkpoint ``target`` is written until its commit.
+
+    Args:
+        desk: where to make it, which must exist; by default beside ``target``.
+    """
+    if desk is None:
+        make(target.parent)
+    partial = partial_of(target, desk)
     partial.mkdir(mode=0o700)
     return partial
 
 
-def partial_of(path: Path) -> Path:
-    """A unique name beside ``path`` that nothing takes for it."""
-    return path.with_name(f"{path.name}{_PARTIAL}{secrets.token_hex(8)}")
+def partial_of(path: Path, desk: Path | None = None) -> Path:
+    """A unique name in ``desk``, or beside ``path``, that nothing takes for it."""
+    return (desk or path.parent) / f"{path.name}{_PARTIAL}{secrets.token_hex(8)}"
 
 
-def commit(
-    partial: Path,
-    target: Path,
-    *,
-    is_good: Callable[[Path], bool],
-    fence: Callable[[], None] = lambda: None,
-) -> None:
+def commit(partial: Path, target: Path, *, is_good: Callable[[Path], bool]) -> None:
     """Turn ``partial``, whose content is durable, into the checkpoint ``target``, durably.
 
     If ``target`` exists and ``is_good``, another writer was there first: it stays and ours is
     dropped. If it exists and is damaged, ours takes its place.
 
-    Args:
-        fence: called last before the name is taken, or something under it removed; raises if this
-            process may not.
+    Raises:
+        FileNotFoundError: ``partial`` has been taken away.
     """
     sync(partial)
-    fence()
     while not _renamed(partial, target):
         if is_good(target):
             remove(partial)
             break
-        fence()
-        remove(target)
-        fence()
-    sync(target.parent)
+        remove(target, partial.parent)
+    for folder in {target.parent, partial.parent}:
+        sync(folder)
 
 
 def _renamed(partial: Path, target: Path) -> bool:
@@ -120,13 +152,17 @@ def _renamed(partial: Path, target: Path) -> bool:
     return True
 
 
-def remove(path: Path) -> None:
+def remove(path: Path, desk: Path | None = None) -> None:
     """Remove a checkpoint or a partial one: it first loses its name, then its files.
 
     That another process removes it as well does no harm.
+
+    Args:
+        desk: where it loses its files; by default where it is. If there is no such folder any
+            more, nothing is removed.
     """
     if not is_partial(path):
-        doomed = partial_of(path)
+        doomed = partial_of(path, desk)
         try:
             path.rename(doomed)
         except FileNotFoundError:

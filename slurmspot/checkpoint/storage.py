@@ -16,7 +16,7 @@ import io
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Hdf5StorageWriter(StorageWriter):
         metadata: whatever shall be kept with it; plain data, or tagged JSON already.
         keep_existing: if an intact checkpoint turns out to be at ``path``, drop ours instead of
             failing.
-        fence: called last before the commit; raises if it must not be.
+        desk: a folder to write in until the commit, which must exist; by default beside ``path``.
         disk: the calls that write data files.
 
     Attributes:
@@ -83,16 +83,17 @@ class Hdf5StorageWriter(StorageWriter):
         step: int | None = None,
         metadata: Mapping[str, Any] | tagged.Encoded | None = None,
         keep_existing: bool = False,
-        fence: Callable[[], None] = lambda: None,
+        desk: Path | None = None,
         disk: Disk = REAL,
     ) -> None:
         super().__init__()
         self._disk = disk
-        self._fence = fence
+        self._desk = desk
         self._step = step
         self.metadata = metadata
         self._keep_existing = keep_existing
         self.objects: Mapping[str, ObjectRecord] = {}
+        self.nodes: Mapping[str, str] = {}
         self.size_bytes = 0
         self.hashes: Mapping[str, str] = {}
         self.partial: Path | None = None
@@ -119,7 +120,7 @@ class Hdf5StorageWriter(StorageWriter):
             raise CheckpointWriteError(
                 f"there is something at {self._path}", fix="save to a new folder"
             )
-        self.partial = steps.begin(self._path)
+        self.partial = steps.begin(self._path, self._desk)
         self._world_size = len(plans)
         return [
             dataclasses.replace(plan, storage_data=Place(self.partial, f"rank-{rank:05d}.h5"))
@@ -177,6 +178,7 @@ class Hdf5StorageWriter(StorageWriter):
             world_size=self._world_size,
             metadata=tagged.encode(self.metadata or {}, "metadata"),
             objects=self.objects,
+            nodes=self.nodes,
             files=tuple(files[name] for name in sorted(files)),
             values=values,
             planner=tagged.encode(metadata.planner_data, "planner_data"),
@@ -188,12 +190,7 @@ class Hdf5StorageWriter(StorageWriter):
         if self.partial is None:
             raise CheckpointWriteError("the save was never begun on this rank")
         steps.write_durably(self.partial / manifest.NAME, sealed)
-        steps.commit(
-            self.partial,
-            self._path,
-            is_good=lambda path: not problems_of(path),
-            fence=self._fence,
-        )
+        steps.commit(self.partial, self._path, is_good=lambda path: not problems_of(path))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -20,7 +20,12 @@ from slurmspot.checkpoint.disk import REAL, Disk
 from slurmspot.checkpoint.local import Candidate, LocalStorageWriter
 from slurmspot.checkpoint.ownership import Owner
 from slurmspot.checkpoint.ranks import Ranks
-from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError, FencedError
+from slurmspot.errors import (
+    CheckpointError,
+    CheckpointWriteError,
+    CorruptCheckpointError,
+    FencedError,
+)
 
 KEEP = 2
 """Checkpoints that a node keeps once the remote tier has them or newer ones."""
@@ -67,8 +72,8 @@ class LocalTier:
     Args:
         folder: on this node's disk; it must exist.
         node: this node's name; ranks that give the same one share the folder.
-        remote: the folder of the remote tier.
         ranks: with a group that nothing else uses.
+        owner: of the run; its checkpoints are the remote tier.
         arrived: called on every rank, with the seconds it took, when a step is on the remote tier.
         failed: called on every rank with the reason why a step could not be brought there.
     """
@@ -78,7 +83,6 @@ class LocalTier:
         folder: Path,
         *,
         node: str,
-        remote: Path,
         ranks: Ranks,
         owner: Owner,
         emit: Callable[..., None],
@@ -86,18 +90,18 @@ class LocalTier:
         failed: Callable[[CheckpointWriteError], None],
         disk: Disk = REAL,
     ) -> None:
-        self._root = folder / f"slurmspot-{owner.run}-{node}"
-        self._remote = remote
+        self._root = folder / steps.node_name(owner.run, node)
+        self._mine = self._root / owner.desk.name
+        self._node = node
         self._ranks = ranks
         self._owner = owner
         self._emit = emit
         self._arrived = arrived
         self._failed = failed
         self._disk = disk
-        nodes = ranks.reduce(lambda: node, lambda every: every)
-        self._leads = nodes.index(node) == ranks.rank
-        self._inherited = set(steps.committed(self._root))
-        self._stale = steps.partials(self._root)
+        self._nodes = ranks.reduce(lambda: node, lambda every: every)
+        self._leads = self._nodes.index(node) == ranks.rank
+        self._inherited = steps.entries(self._root)
         self._pruning = threading.Lock()
         self._ordering = threading.Lock()
         self._busy = False  # this and the next are the first rank's to know
@@ -108,7 +112,10 @@ class LocalTier:
     def writer(self, step: int) -> LocalStorageWriter:
         """What writes this node's part of ``step``."""
         return LocalStorageWriter(
-            self._root / steps.step_name(step), commits=self._leads, fence=self._owner.check
+            self._mine / steps.step_name(step),
+            nodes=self._nodes,
+            commits=self._leads,
+            fence=self._owner.check,
         )
 
     def committed(self, order: Order, saving: Ranks) -> None:
@@ -117,7 +124,6 @@ class LocalTier:
         Args:
             saving: the ranks with the group of the thread that saves.
         """
-        self._inherited.discard(order.step)
         if saving.reduce(lambda: None, lambda _: self._is_next(order)):
             self._thread = threading.Thread(
                 target=self._drain,
@@ -145,13 +151,13 @@ class LocalTier:
         self._ranks.close()
 
     def candidates(self, newest_turn: int) -> list[Candidate]:
-        """What lies on the nodes that are here, the newest first. Collective.
+        """What can be put together from the nodes that are here, the newest first. Collective.
 
         Args:
             newest_turn: of the checkpoints on the remote tier. The run has gone on without what
                 earlier owners have left on the nodes.
         """
-        found = self._ranks.reduce(lambda: local.survey(self._root), local.gathered)
+        found = self._ranks.reduce(self._survey, self._gathered)
         return [one.overtaken() if one.turn < newest_turn else one for one in found]
 
     def promote(self, candidate: Candidate, unwanted: Callable[[], bool] = lambda: False) -> None:
@@ -162,16 +168,19 @@ class LocalTier:
         """
         if candidate.problem:
             raise CorruptCheckpointError(candidate.problem)
-        name = steps.step_name(candidate.step)
-        promotion.promote(
-            candidate,
-            self._root / name,
-            self._remote / name,
-            ranks=self._ranks,
-            fence=self._owner.check,
-            unwanted=unwanted,
-            disk=self._disk,
-        )
+        try:
+            promotion.promote(
+                candidate,
+                self._root,
+                self._owner.folder,
+                desk=self._owner.desk,
+                ranks=self._ranks,
+                unwanted=unwanted,
+                disk=self._disk,
+            )
+        except CheckpointError:
+            self._owner.check()
+            raise
 
     def superseded(self, by: int, *, keep: int = KEEP) -> None:
         """Remove what is not needed now that this attempt has ``by`` on the remote tier.
@@ -182,16 +191,22 @@ class LocalTier:
             return
         with self._pruning, contextlib.suppress(OSError, FencedError):
             self._owner.check()
-            found = steps.committed(self._root)
-            kept = [step for step in found if step not in self._inherited][:keep]
-            for step, path in found.items():
-                if step in self._inherited or (step <= by and step not in kept):
-                    steps.remove(path)
-            self._inherited.clear()
-            while self._stale:
-                steps.remove(self._stale.pop())
+            while self._inherited:
+                steps.remove(self._inherited.pop())
+            found = steps.committed(self._mine)
+            for step in list(found)[keep:]:
+                if step <= by:
+                    steps.remove(found[step])
             if not keep:
+                self._mine.rmdir()
                 self._root.rmdir()
+
+    def _survey(self) -> local.Survey:
+        return local.survey(self._root, self._node)
+
+    def _gathered(self, surveys: list[local.Survey]) -> list[Candidate]:
+        remote = local.files_in(self._owner.folder) | local.files_in(self._owner.desk)
+        return local.gathered(surveys, frozenset(remote))
 
     def _is_next(self, order: Order) -> bool:
         """Whether nothing is being drained; otherwise ``order`` waits until that is done."""
@@ -225,8 +240,7 @@ class LocalTier:
         begin = time.monotonic()
         try:
             found = self._ranks.reduce(
-                lambda: local.survey(self._root, only=order.step),
-                lambda surveys: max(local.gathered(surveys), key=lambda one: one.turn),
+                self._survey, lambda surveys: self._own(local.gathered(surveys), order.step)
             )
             self.promote(found, unwanted=lambda: order.step < self._wanted_from)
         except FencedError as error:
@@ -235,6 +249,10 @@ class LocalTier:
             self._not_drained(order, error)
         else:
             self._arrived(order, time.monotonic() - begin)
+
+    def _own(self, found: list[Candidate], step: int) -> Candidate:
+        name = self._owner.desk.name
+        return next(one for one in found if (one.attempt, one.step) == (name, step))
 
     def _not_drained(self, order: Order, error: Exception) -> None:
         if isinstance(error, promotion.AbandonedError) or order.step < self._wanted_from:

@@ -101,7 +101,7 @@ class Run:
             folder.checkpoints,
             {**objects, "random": self._cursor},
             keep=env.keep,
-            claim=Claim(path=folder.owner, job_id=env.job_id, restart=env.restart),
+            claim=Claim(job_id=env.job_id, restart=env.restart),
             local=env.local_folder,
             node=env.host,
             emit=self._events.write,

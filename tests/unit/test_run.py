@@ -182,11 +182,11 @@ def test_a_broken_checkpoint_is_passed_over_and_said_so(tmp_path, capsys):
 
 def test_a_checkpoint_of_another_model_stops_the_run_and_is_left_alone(tmp_path):
     Training(tmp_path).go(until=5, how=None)
-    before = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    before = sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*"))
     former = signal.getsignal(signal.SIGUSR1)
     with pytest.raises(MismatchedCheckpointError, match=r"model/0\.weight"):
         Training(tmp_path, hidden=6, attempt=1).go()
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == before
+    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*")) == before
     assert signal.getsignal(signal.SIGUSR1) is former
     assert names(tmp_path, "1-1")[-1] == "exit"
 
@@ -243,10 +243,10 @@ def test_a_disk_slower_than_a_period_in_seconds_costs_checkpoints_and_no_time(
 
 def test_an_attempt_that_has_lost_the_run_ends_and_leaves_nothing(tmp_path):
     zombie = Training(tmp_path)
-    Claim(path=tmp_path / "owner.json", job_id="1", restart=5).take()
+    Claim(job_id="1", restart=5).take(tmp_path / "checkpoints")
     with pytest.raises(FencedError, match="no longer owns the run"):
         zombie.go()
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert not list((tmp_path / "checkpoints").rglob("step-*"))
     assert not (tmp_path / "finished.json").exists()
     (left,) = (e for e in read_events(tmp_path / "events") if e.event == "exit")
     assert left.data["code"] == 1

@@ -25,7 +25,7 @@ def attempt(folder, restart, emit=lambda *_, **__: None):
         folder / "remote",
         {"weights": weights},
         keep=2,
-        claim=Claim(path=folder / "owner.json", job_id="7", restart=restart),
+        claim=Claim(job_id="7", restart=restart),
         local=folder / "node",
         node="n",
         emit=emit,
@@ -108,7 +108,8 @@ def die_promoting(root):
     origin = root / "origin"
     (origin / "node").mkdir(parents=True)
     save_on(origin)
-    shutil.rmtree(origin / "remote")
+    for path in (origin / "remote").glob("step-*"):
+        shutil.rmtree(path)
     for count in itertools.count():
         trial = root / f"promoting-{count}"
         shutil.copytree(origin, trial)

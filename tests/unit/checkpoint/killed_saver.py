@@ -61,24 +61,33 @@ def save_on(folder, saves, begin=restore):
         (folder / "promised").write_text(str(weights.step))
 
 
-def die_at(count):
-    """Make the count-th change of the disk the last thing this process does."""
-    left = itertools.count(count, -1)
+def change_hook(hook):
+    """Call ``hook(function, args)`` before every change that this process makes to a disk."""
 
     def wrap(function):
         def changed(*args, **options):
-            if next(left) == 0:
-                if function is real_pwritev:
-                    fd, (data, *_), offset = args
-                    os.pwrite(fd, data[: len(data) // 8192 * 4096], offset)
-                os.kill(os.getpid(), signal.SIGKILL)
+            hook(function, args)
             return function(*args, **options)
 
         return changed
 
-    real_pwritev = os.pwritev
     for name in ("pwritev", "ftruncate", "fsync", "rename", "mkdir", "unlink", "rmdir"):
         setattr(os, name, wrap(getattr(os, name)))
+
+
+def die_at(count):
+    """Make the count-th change of the disk the last thing this process does."""
+    left = itertools.count(count, -1)
+    real_pwritev = os.pwritev
+
+    def hook(function, args):
+        if next(left) == 0:
+            if function is real_pwritev:
+                fd, (data, *_), offset = args
+                os.pwrite(fd, data[: len(data) // 8192 * 4096], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    change_hook(hook)
 
 
 def fork(work):

@@ -1,5 +1,6 @@
 """Two tiers and one owner: what is safe against what, whoever dies, comes back, or lies."""
 
+import dataclasses
 import errno
 import json
 import re
@@ -17,7 +18,7 @@ from rank_pool import RankPool
 from slurmspot.checkpoint import steps
 from slurmspot.checkpoint.checkpointer import Checkpointer
 from slurmspot.checkpoint.disk import Disk
-from slurmspot.checkpoint.local import Copy, gathered
+from slurmspot.checkpoint.local import Copy, File, Survey, gathered
 from slurmspot.checkpoint.ownership import Claim
 from slurmspot.checkpoint.tiers import Pace
 from slurmspot.checkpoint.verify import problems_of, verify
@@ -48,7 +49,7 @@ class Attempt:
             root / "remote",
             {"weights": self.weights},
             keep=keep,
-            claim=Claim(path=root / "owner.json", job_id="7", restart=restart),
+            claim=Claim(job_id="7", restart=restart),
             local=root / node if tiered else None,
             node=node,
             disk=disk or Disk(),
@@ -106,8 +107,8 @@ class Gate(Disk):
 
 
 def on_node(root, node="n0"):
-    (folder,) = (root / node).glob("slurmspot-*")
-    return list(steps.committed(folder))
+    found = (root / node).glob("slurmspot-*/owner-*/step-????????")
+    return sorted((steps.step_of(path) for path in found), reverse=True)
 
 
 def on_remote(root):
@@ -115,8 +116,14 @@ def on_remote(root):
 
 
 def node_file(root, step, name="rank-00000.h5", node="n0"):
-    (path,) = (root / node).glob(f"slurmspot-*/{steps.step_name(step)}/{name}")
+    (path,) = (root / node).glob(f"slurmspot-*/owner-*/{steps.step_name(step)}/{name}")
     return path
+
+
+def unfinished(root, node="n0"):
+    """Names of all partial checkpoints of either tier."""
+    found = [*(root / "remote").rglob("*.partial-*"), *(root / node).rglob("*.partial-*")]
+    return sorted(path.name.partition(".")[0] for path in found)
 
 
 def flip(path):
@@ -203,8 +210,8 @@ def test_an_emptied_disk_costs_the_steps_since_the_remote_one(tmp_path):
     ("spoil", "problem"),
     [
         (flip, "content differs|bytes outside"),
-        (lambda path: path.unlink(), "rank-00000.h5 is on none of these nodes"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is on none of these nodes"),
+        (lambda path: path.unlink(), "rank-00000.h5 is neither on these nodes nor"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is neither on these nodes nor"),
         (lambda path: flip(path.with_name("manifest.json")), "manifest.json: its own hash"),
         (lambda path: path.with_name("manifest.json").unlink(), "No such file"),
     ],
@@ -219,7 +226,7 @@ def test_a_local_copy_that_is_not_whole_is_passed_over_and_said_so(tmp_path, spo
     assert step == 2
     assert re.search(problem, words), words
     assert on_remote(tmp_path) == [1]
-    assert not steps.partials(tmp_path / "remote")
+    assert unfinished(tmp_path) == []
     third.drained(2)  # the same step anew takes its place on both tiers
     assert Attempt(tmp_path, 3).restore().step == 2
     assert problems_of(node_file(tmp_path, 2).parent) == []
@@ -259,7 +266,6 @@ def test_what_was_passed_over_goes_once_the_run_has_gone_on(tmp_path):
 
 def test_a_node_with_the_files_of_another_run_is_none_of_this_one(tmp_path):
     left_local(tmp_path)
-    (tmp_path / "owner.json").unlink()
     shutil.rmtree(tmp_path / "remote")
     assert Attempt(tmp_path, 0).restore() is None
 
@@ -272,7 +278,7 @@ def test_a_copy_that_reads_back_differently_is_not_committed(tmp_path):
     assert "rank-00000.h5" in failure.why
     assert attempt.commits() == [(1, "local")]
     assert attempt.told("drain_failed")[0]["step"] == 1
-    assert list((tmp_path / "remote").iterdir()) == []
+    assert (on_remote(tmp_path), unfinished(tmp_path)) == ([], [])
     assert on_node(tmp_path) == [1]
 
 
@@ -309,7 +315,7 @@ def test_a_pace_is_that_of_the_slowest_of_the_last_three():
     assert not pace.fits(1 << 30, 3.9)
 
 
-def test_a_drain_without_time_left_is_given_up_and_leaves_nothing(tmp_path):
+def test_a_drain_without_time_left_is_given_up(tmp_path):
     disk = Gate()
     attempt = Attempt(tmp_path, 0, disk=disk)
     attempt.weights.tensor = torch.zeros(5 << 20)  # more than one piece
@@ -318,9 +324,12 @@ def test_a_drain_without_time_left_is_given_up_and_leaves_nothing(tmp_path):
     threading.Timer(0.2, disk.opened.set).start()
     attempt.checkpointer.drain(within_s=0.01)
     assert [data["step"] for data in attempt.told("drain_skipped")] == [1]
-    assert list((tmp_path / "remote").iterdir()) == []
+    assert (on_remote(tmp_path), unfinished(tmp_path)) == ([], ["step-00000001"])
     attempt.checkpointer.close()
-    assert Attempt(tmp_path, 1).restore().step == 1
+    second = Attempt(tmp_path, 1)
+    assert second.restore().step == 1
+    second.drained(2)
+    assert unfinished(tmp_path) == []
 
 
 def test_a_local_tier_needs_a_claim(tmp_path):
@@ -344,8 +353,7 @@ def test_a_zombie_cannot_commit_and_leaves_nothing(tmp_path, tiered):
     assert zombie.told("save_failed")[-1]["error"] == "attempt 7-1 has taken it over"
     living.drained(2)
     assert on_remote(tmp_path) == [2, 1]
-    for folder in (tmp_path / "remote", *tmp_path.glob("n0/slurmspot-*")):
-        assert not steps.partials(folder)
+    assert unfinished(tmp_path) == []
     if tiered:
         assert on_node(tmp_path) == [1]
 
@@ -360,9 +368,8 @@ def test_a_zombie_that_loses_the_run_while_it_writes_cannot_commit(tmp_path):
     zombie.checkpointer.drain()
     assert isinstance(zombie.checkpointer.failed(), FencedError)
     assert on_remote(tmp_path) == []
-    assert not steps.partials(tmp_path / "remote")
     living.drained(1)
-    assert on_remote(tmp_path) == [1]
+    assert (on_remote(tmp_path), unfinished(tmp_path)) == ([1], [])
 
 
 def test_an_earlier_start_that_opens_the_run_late_is_refused(tmp_path):
@@ -373,49 +380,31 @@ def test_an_earlier_start_that_opens_the_run_late_is_refused(tmp_path):
     Attempt(tmp_path, 4)
 
 
-def test_a_later_start_wins_even_if_an_earlier_one_wrote_last(tmp_path):
-    path = tmp_path / "owner.json"
-    older = Claim(path=path, job_id="7", restart=0).take()
-    newer = Claim(path=path, job_id="7", restart=1).take()
-    older.write()
-    newer.check()
-    with pytest.raises(FencedError):
-        older.check()
-    assert (older.run, newer.turn) == (newer.run, older.turn + 1)
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"turn": 1}'])
-def test_a_damaged_owner_file_lets_nobody_commit_until_the_run_is_opened_anew(tmp_path, content):
-    attempt = Attempt(tmp_path, 0)
-    attempt.drained(1)
-    (tmp_path / "owner.json").write_bytes(content)
-    with pytest.raises(FencedError, match="no longer owns"):
-        attempt.save(2)
-    again = Attempt(tmp_path, 0)
-    assert again.restore().step == 1
-    again.drained(2)
-    assert on_remote(tmp_path) == [2, 1]
-
-
 # ---------------------------------------------------------------- several nodes
 
 
+def surveyed(node, copies, *files):
+    return Survey(node=node, copies=tuple(copies), files=frozenset(files))
+
+
 def test_what_nodes_hold_is_put_together():
-    whole = {"step": 5, "seal": "a", "turn": 1, "files": ("f", "g")}
-    other = {**whole, "seal": "b"}
-    found = gathered(
-        [
-            [Copy(**whole, here=frozenset("f")), Copy(step=6, problem="torn")],
-            [Copy(**whole, here=frozenset("g"))],
-            [Copy(**other, here=frozenset("g"))],
-        ]
-    )
-    assert [(one.step, one.problem) for one in found] == [
-        (6, "torn"),
-        (5, ""),
-        (5, "f is on none of these nodes"),
+    f, g = File("a", 5, "f", 10), File("a", 5, "g", 20)
+    whole = Copy(attempt="a", step=5, seal="1", turn=1, files=(f, g))
+    torn = Copy(attempt="b", step=6, problem="torn")
+    other = dataclasses.replace(whole, attempt="c", seal="2", files=(File("c", 5, "f", 10),))
+    surveys = [
+        surveyed("n0", [whole, torn], f),
+        surveyed("n0", [whole, torn], f),
+        surveyed("n1", [whole, other], g, File("a", 5, "f", 9)),
     ]
-    assert found[1].carriers == {"f": 0, "g": 1}
+    remote = frozenset({File("", 5, "g", 20), File("", 5, "f", 8)})
+    found = gathered(surveys, remote)
+    assert [(one.step, one.attempt, one.problem) for one in found] == [
+        (6, "b", "torn"),
+        (5, "a", ""),
+        (5, "c", "f is neither on these nodes nor on the remote tier"),
+    ]
+    assert found[1].carriers == {"f": (0,), "g": (2, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -455,7 +444,10 @@ def test_a_lost_node_costs_the_steps_since_the_remote_one(tmp_path, pool, lost):
     for step, tier, passed_over in answers:
         assert (step, tier) == (1, "remote")
         ((other, problem),) = passed_over
-        assert (other, problem.endswith("is on none of these nodes")) == (2, True)
+        assert (other, problem.endswith("is neither on these nodes nor on the remote tier")) == (
+            2,
+            True,
+        )
 
 
 def test_a_disk_that_is_missing_on_one_node_is_missing_for_all(tmp_path, pool):
@@ -466,10 +458,10 @@ def test_a_disk_that_is_missing_on_one_node_is_missing_for_all(tmp_path, pool):
 # ---------------------------------------------------------------- killed at any moment
 
 
-def test_killed_at_every_change_of_save_drain_prune_and_promotion(tmp_path):
+def test_killed_at_every_change_of_save_drain_prune_and_promotion(memory):
     script = Path(__file__).with_name("killed_drainer.py")
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(script), str(tmp_path)],
+        [sys.executable, "-W", "error", str(script), str(memory)],
         capture_output=True,
         text=True,
         timeout=300,

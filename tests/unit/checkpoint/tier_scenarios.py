@@ -29,7 +29,7 @@ def attempt(root, restart, node, *, disk=None, log=None):
     checkpointer = Checkpointer(
         Path(root) / "remote",
         {"model": model},
-        claim=Claim(path=Path(root) / "owner.json", job_id="7", restart=restart),
+        claim=Claim(job_id="7", restart=restart),
         local=Path(root) / node,
         node=node,
         disk=disk or Disk(),
