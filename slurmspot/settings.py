@@ -176,6 +176,12 @@ def checked_local(folder: str) -> str:
     return folder
 
 
+def slurm_conf(env: Mapping[str, str] | None = None) -> Path | None:
+    """The slurm.conf that ``env``, or this process, names; None leaves it to Slurm to find one."""
+    named = (os.environ if env is None else env).get("SLURM_CONF")
+    return Path(named) if named else None
+
+
 def slurm_job_id(env: Mapping[str, str]) -> str | None:
     """The job id of ``env`` as sacct prints it: ``17``, ``7_0`` for an array task, ``33+1``."""
     if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:

@@ -60,10 +60,17 @@ def checkpoints(path: Path) -> list[Path]:
     """
     try:
         if not path.is_dir():
-            raise NotFoundError(f"{path} is not a folder")
+            raise NotFoundError(
+                f"{path} is not a folder",
+                fix="give a run folder, a folder of checkpoints, or one checkpoint",
+            )
         path = path.resolve()
         if steps.is_partial(path):
-            raise NotFoundError(f"{path} is not a checkpoint", why="its save was never committed")
+            raise NotFoundError(
+                f"{path} is not a checkpoint",
+                why="its save was never committed",
+                fix="see with `slurmspot verify RUN` which ones there are",
+            )
         return _find(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read", why=error.strerror) from None

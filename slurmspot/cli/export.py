@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from slurmspot.cli.verify import byte_progress
-from slurmspot.errors import NotFoundError, UsageError
+from slurmspot.cli.verify import byte_progress, nothing_in
+from slurmspot.errors import CorruptCheckpointError, UsageError
 
 try:
     from slurmspot.checkpoint import manifest
     from slurmspot.checkpoint.export import export
-    from slurmspot.checkpoint.verify import checkpoints
+    from slurmspot.checkpoint.verify import checkpoints, problems_of
 except ModuleNotFoundError as error:
     raise UsageError(
         f"{error.name} is not installed",
@@ -35,10 +35,21 @@ def command(path: Path, *, output: Path, only: str | None) -> None:
     """
     found = checkpoints(path)
     if not found:
-        raise NotFoundError(f"there is no checkpoint in {path}")
+        raise nothing_in(path)
     newest = found[0]
-    with byte_progress([newest]) as progress:
-        count = export(newest, output, only=only, progress=progress)
+    try:
+        with byte_progress([newest]) as progress:
+            count = export(newest, output, only=only, progress=progress)
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(error.what, why=error.why, fix=_other(newest)) from None
     size_mib = output.stat().st_size / 2**20
     step = manifest.read(newest).step
     click.echo(f"{output}: {count} tensors of step {step}, {size_mib:.1f} MiB")
+
+
+def _other(damaged: Path) -> str:
+    """What to export instead of a damaged checkpoint: the newest beside it that verifies."""
+    for path in checkpoints(damaged.parent):
+        if path != damaged and not problems_of(path):
+            return f"export the newest intact one: {path}"
+    return "no checkpoint beside it is intact; see with `slurmspot verify` what is wrong"

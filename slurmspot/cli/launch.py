@@ -17,7 +17,7 @@ from slurmspot.job.rank import RankCommand
 from slurmspot.runfolder import RunFolder
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--call", help="Call MODULE:FUNCTION in every rank instead of a command.")
 @click.option(
@@ -73,7 +73,8 @@ def command(  # noqa: PLR0917 - click passes them by name
 ) -> int:
     r"""Submit COMMAND as a requeueable job to spot capacity.
 
-    Every rank runs COMMAND; put `--` before it. Settings come from a TOML file (--spec), then
+    Every rank runs COMMAND: the first word that is no option of launch, and all that follows it;
+    `--` before it makes that plain. Settings come from a TOML file (--spec), then
     SLURMSPOT_LAUNCH_* variables, then these options.
 
     \b

@@ -44,8 +44,16 @@ def command(path: Path, *, as_json: bool, every: bool) -> int:
     elif reports:
         _print_table(reports, None if every else _SHOWN)
     if not reports:
-        raise NotFoundError(f"there is no checkpoint in {path}")
+        raise nothing_in(path)
     return 0 if intact else 1
+
+
+def nothing_in(path: Path) -> NotFoundError:
+    """The error for a folder without a checkpoint."""
+    return NotFoundError(
+        f"there is no checkpoint in {path}",
+        fix="give a run folder, a folder of checkpoints, or one checkpoint",
+    )
 
 
 def _document(report: CheckpointReport) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slurmspot.errors import SlurmError, SlurmUnreachableError
+from slurmspot.settings import slurm_conf
 
 _UNREACHABLE = (
     "Unable to contact slurm controller",
@@ -18,11 +19,11 @@ _UNREACHABLE = (
     "Communication connection failure",
     "Socket timed out",
     "Unable to establish controller machine",
-    "Could not establish a configuration source",
     "Zero Bytes were transmitted or received",
     "Protocol authentication error",
     "Unable to connect to",
 )
+_NO_CLUSTER = ("Could not establish a configuration source", "Unable to process configuration file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,16 @@ def run(argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 60.
     """Run ``argv`` (never through a shell) and return what it left, whatever its exit code.
 
     Raises:
-        SlurmUnreachableError: the command does not exist or did not answer in time.
+        SlurmUnreachableError: the command or the cluster's slurm.conf does not exist, or there was
+            no answer in time.
     """
+    conf = slurm_conf()
+    if conf is not None and not conf.exists():  # Slurm itself would wait a minute for it
+        raise SlurmUnreachableError(
+            f"there is no {conf}, which SLURM_CONF names",
+            fix="set SLURM_CONF to the slurm.conf of a cluster; "
+            "`slurmspot sandbox up` prints that of a private one",
+        )
     try:
         done = subprocess.run(
             list(argv),
@@ -80,10 +89,18 @@ def checked(runner: Runner, argv: Sequence[str], *, stdin: str | None = None) ->
     if output.returncode == 0:
         return output.stdout
     words = (output.stderr.strip() or output.stdout.strip()).removeprefix(f"{argv[0]}: error: ")
+    last = words.rpartition("\n")[2].removeprefix(f"{argv[0]}: ").removeprefix("fatal: ")
+    if any(sign in words for sign in _NO_CLUSTER):
+        raise SlurmUnreachableError(
+            "this machine does not know its Slurm cluster",
+            why=last,
+            fix="run this on a login node, or set SLURM_CONF to the cluster's slurm.conf; "
+            "or try it out with `slurmspot sandbox up`",
+        )
     if any(sign in words for sign in _UNREACHABLE):
         raise SlurmUnreachableError(
             "Slurm's controller does not answer",
-            why=words,
+            why=last,
             fix="check it with `scontrol ping`; `echo $SLURM_CONF` tells which cluster is meant",
         )
     raise SlurmError(f"`{' '.join(argv[:3])}` was refused", why=words or "no reason given")

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -128,8 +128,10 @@ def build(
 ) -> Spec:
     """The spec from a TOML file < ``SLURMSPOT_LAUNCH_*`` variables < flags.
 
+    Keys of the file may be spelled like the flags (``period-s``) or like the variables.
+
     Raises:
-        UsageError: an unknown key (the nearest valid one is named) or a value of the wrong type.
+        UsageError: an unknown key (the nearest valid one is named) or a value that makes no sense.
     """
     env = os.environ if env is None else env
     from_file = {} if file is None else _typed(_read_toml(file), str(file))
@@ -140,33 +142,55 @@ def build(
             if name.startswith(ENV_PREFIX)
         },
         "the environment",
+        spelled=_variable,
     )
     given = {name: value for name, value in flags.items() if value not in (None, ())}
     if {"command", "call"} & given.keys():  # a command on the command line replaces the file's
         from_file = {k: v for k, v in from_file.items() if k not in {"command", "call"}}
-    return Spec(**{**from_file, **from_env, **_typed(given, "the command line")})
+    try:
+        return Spec(**{**from_file, **from_env, **_typed(given, "the command line")})
+    except UsageError as error:
+        variables = ", ".join(f"{_variable(name)}={env[_variable(name)]}" for name in from_env)
+        why = f"the environment sets {variables}" if variables else None
+        raise UsageError(error.what, why=error.why or why, fix=error.fix) from None
+
+
+def _variable(name: str) -> str:
+    return ENV_PREFIX + name.upper()
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        written = tomllib.loads(file.read_text())
     except OSError as error:
         raise UsageError(f"cannot read {file}", why=error.strerror) from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{file} is not valid TOML", why=str(error)) from None
+    settings: dict[str, Any] = {}
+    for key, value in written.items():
+        name = key.replace("-", "_")
+        if name in settings:
+            raise UsageError(f"{file} sets {key!r} twice", fix="keep one spelling of it")
+        settings[name] = value
+    return settings
 
 
-def _typed(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _typed(
+    values: Mapping[str, Any], source: str, *, spelled: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """The settings that ``source`` gives, which spells their names in a way of its own."""
     kinds = get_type_hints(Spec)
     typed: dict[str, Any] = {}
     for name, value in values.items():
         if name not in kinds:
             near = difflib.get_close_matches(name, kinds, n=1)
             raise UsageError(
-                f"{source} sets {name!r}, which is no setting of a launch",
-                fix=f"did you mean {near[0]}?" if near else f"valid: {', '.join(sorted(kinds))}",
+                f"{source} sets {spelled(name)!r}, which is no setting of a launch",
+                fix=f"did you mean {spelled(near[0])}?"
+                if near
+                else f"valid: {', '.join(map(spelled, sorted(kinds)))}",
             )
-        typed[name] = _convert(name, value, kinds[name], source)
+        typed[name] = _convert(spelled(name), value, kinds[name], source)
     return typed
 
 

@@ -73,7 +73,9 @@ def test_the_version():
         (("launch", "--nodes", "many", "--", "true"), 2, "nodes='many'"),
         (("status", "/no/such/run"), 3, "not a run folder"),
         (("watch", "/no/such/run"), 3, "not a run folder"),
-        (("verify", "/no/such/run"), 3, "/no/such/run"),
+        (("verify", "/no/such/run"), 3, "is not a folder\n  do:  give a run folder"),
+        (("verify", "/usr/bin"), 3, "no checkpoint in /usr/bin\n  do:  give a run folder"),
+        (("export", "/usr/bin", "-o", "x"), 3, "no checkpoint in /usr/bin\n  do:  give"),
         (("launch", "--run", "/proc/run", "--", "true"), 4, "not on PATH"),
     ],
 )
@@ -90,6 +92,24 @@ def test_a_dry_run_needs_no_cluster(tmp_path):
     assert done.returncode == 0
     assert done.stdout.startswith("#!/bin/bash\n")
     assert "not checked against a cluster" in done.stderr
+
+
+def test_a_command_needs_no_dashes_before_it_and_keeps_its_own_options(tmp_path):
+    """Options that launch has, too, are the command's once it has begun."""
+    command = ("python", "train.py", "--lr", "1", "--keep", "7")
+    for argv in (command, ("--", *command)):
+        done = call("launch", "--keep", "5", "--dry-run", *argv, PATH=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert '# every rank runs: "python train.py --lr 1 --keep 7"\n' in done.stdout
+        assert "export SLURMSPOT_KEEP=5\n" in done.stdout
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path):
+    """Slurm itself would look for the file again and again, for a minute."""
+    missing = str(tmp_path / "slurm.conf")
+    done = call("launch", "--", "true", SLURM_CONF=missing)
+    assert done.returncode == 4
+    assert f"there is no {missing}, which SLURM_CONF names\n  do:  set SLURM_CONF" in done.stderr
 
 
 def test_an_error_becomes_its_own_exit_code(monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """The spec, the batch script that comes of it, and what the cluster is asked beforehand."""
 
+import re
 import subprocess
 
 import pytest
@@ -66,6 +67,35 @@ def test_a_file_that_makes_no_sense(tmp_path, text, words):
     file.write_text(text)
     with pytest.raises(UsageError, match=words):
         build(file=file, env={}, flags={"command": ("x",)})
+
+
+def test_keys_of_a_file_may_be_spelled_like_flags_but_only_once(tmp_path):
+    file = tmp_path / "spec.toml"
+    file.write_text("period-s = 60\ngpus_per_node = 2\n")
+    spec = build(file=file, env={}, flags={"command": ("x",)})
+    assert (spec.period_s, spec.gpus_per_node) == (60, 2)
+    file.write_text("period-s = 60\nperiod_s = 70\n")
+    with pytest.raises(UsageError, match="sets 'period_s' twice"):
+        build(file=file, env={}, flags={"command": ("x",)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("NODEZ", "2", r"'SLURMSPOT_LAUNCH_NODEZ', [\s\S]* did you mean SLURMSPOT_LAUNCH_NODES"),
+        ("KEEP", "many", "SLURMSPOT_LAUNCH_KEEP='many', which is not of type int"),
+        (
+            "KEEP",
+            "0",
+            r"keep=0 is less than 1\n  why: the environment sets SLURMSPOT_LAUNCH_KEEP=0",
+        ),
+    ],
+)
+def test_a_variable_that_makes_no_sense_is_named_as_it_was_set(name, value, words):
+    env = {f"SLURMSPOT_LAUNCH_{name}": value}
+    with pytest.raises(UsageError) as caught:
+        build(env=env, flags={"command": ("x",)})
+    assert re.search(words, str(caught.value))
 
 
 def test_the_batch_script_says_what_the_spec_says(tmp_path):

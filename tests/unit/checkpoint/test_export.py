@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -44,6 +45,25 @@ def test_every_tensor_comes_back_through_the_safetensors_library(saved, tmp_path
     assert torch.equal(back["model.bias"], state["model"]["bias"])
     assert back["more.flags"].tolist() == [True, False]
     assert back["more.none"].shape == (0, 4)
+
+
+def test_what_can_be_exported_instead_of_a_damaged_checkpoint_is_named(saved, tmp_path):
+    _, state = saved  # at step 7
+    for step in (8, 9, 10):
+        path = tmp_path / f"step-{step:08d}"
+        dcp.save(state, storage_writer=Hdf5StorageWriter(path))
+        if step > 8:
+            data = path / "rank-00000.h5"
+            data.write_bytes(data.read_bytes()[:-1])
+    argv = [str(tmp_path), "-o", str(tmp_path / "x")]
+    with pytest.raises(CorruptCheckpointError) as caught:
+        CliRunner().invoke(command, argv, standalone_mode=False, catch_exceptions=False)
+    assert f"do:  export the newest intact one: {tmp_path / 'step-00000008'}" in str(caught.value)
+    for step in (7, 8):
+        shutil.rmtree(tmp_path / f"step-{step:08d}")
+    with pytest.raises(CorruptCheckpointError, match="no checkpoint beside it is intact"):
+        CliRunner().invoke(command, argv, standalone_mode=False, catch_exceptions=False)
+    assert not (tmp_path / "x").exists()
 
 
 def test_every_type_that_safetensors_knows(tmp_path):
