@@ -14,7 +14,7 @@ from slurmspot.errors import SlurmError
 PREEMPTOR = "slurmspot-preemptor"
 """Job name of what takes nodes away by preempting."""
 
-_AWAY = frozenset({"DOWN", "DRAIN", "FAIL", "POWER_DOWN", "POWERING_DOWN"})
+_AWAY = frozenset({"DOWN", "DRAIN", "FAIL"})  # what was powered down Slurm powers up by itself
 
 
 class Backend(Protocol):

@@ -252,7 +252,7 @@ class Sandbox:
             if not ports.listening(port):
                 return False
             state = self._node_states().get(node, "")
-            if state.rstrip("*") in {"down", "drained", "drain", "fail"}:
+            if state.startswith(("down", "drain", "fail")):
                 self.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"])
             return state in _UP
 

@@ -5,37 +5,28 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from drilling import DEADLINE_S, EVALUATING, ROOT, Trial, await_
 
 from slurmspot.cluster import scontrol
 from slurmspot.events import read_events
 from slurmspot.faults.campaign import Campaign
 from slurmspot.faults.conduct import conduct
-from slurmspot.faults.fault import PHASES, Aim, Fault, Target
+from slurmspot.faults.fault import PHASES, Aim, Fault
 from slurmspot.faults.injector import Injector
 from slurmspot.faults.keeper import Keeper
-from slurmspot.faults.machines import SandboxMachines
 from slurmspot.faults.record import Record
 from slurmspot.job import hold
-from slurmspot.report import history
 from slurmspot.runfolder import RunFolder
-from slurmspot.sandbox.ports import reserved
-from slurmspot.study.soak import Drill, launch, nodes_down, orphans, undisturbed
-from slurmspot.timeline.recovery import interruptions
+from slurmspot.study.soak import Drill, nodes_down, orphans
 
 pytestmark = pytest.mark.cluster
 
-ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "drills.md"
-EVALUATING = (sys.executable, str(ROOT / "tests" / "cluster" / "evaluating.py"))
 TEMPLATE = ROOT / "sbatch" / "train.sbatch"
-DEADLINE_S = 180
-OUTAGE_S = 60 if os.environ.get("SLURMSPOT_LONG_DRILLS") else 0
 
 # One node and the gang, each taken by slurm, requeue, cloud, kubernetes and forced (what any of
 # them is without its notice); and every phase, each hit once.
@@ -57,62 +48,6 @@ CELLS = (
 @pytest.fixture(autouse=True)
 def may_be_held(monkeypatch):
     monkeypatch.setenv("SLURMSPOT_HOLD", "1")
-
-
-@pytest.fixture(scope="module")
-def port():
-    with reserved(1) as port:
-        yield port
-
-
-@pytest.fixture(scope="module")
-def baselines(sandbox, port, tmp_path_factory):
-    """The digest that an undisturbed run of each drill ends with."""
-    found = {}
-
-    def digest(drill):
-        key = (drill.command, drill.steps, drill.nodes)
-        if key not in found:
-            folder = RunFolder(tmp_path_factory.mktemp("baseline"))
-            found[key] = undisturbed(drill, folder)["digest"]
-        return found[key]
-
-    return digest
-
-
-class Trial:
-    """A drill that runs, is followed, and can be hit."""
-
-    def __init__(self, sandbox, drill, path, **spec):
-        self.folder, self.drill = RunFolder(path), drill
-        self.job_id = launch(replace(drill.spec("drill", "spot"), **spec), self.folder)
-        self.machines = SandboxMachines(sandbox)
-        self.injector = Injector(self.folder, machines=self.machines)
-
-    def hit(self, profile, target="gang", aim=Aim(), **more):  # noqa: B008 - a frozen value
-        fault = Fault(profile=profile, target=Target.parse(target), aim=aim, hold_s=1, **more)
-        return self.injector.inject(fault, deadline_s=DEADLINE_S)
-
-    def finish(self, keeper):
-        assert keeper.wait(DEADLINE_S), keeper.states[-5:]
-        assert self.folder.finished.exists(), self.output()
-        return json.loads(self.folder.finished.read_text())
-
-    def output(self):
-        return "\n".join(log.read_text() for log in self.folder.logs.glob("*_log.out"))
-
-    def events(self, name):
-        return [e for e in read_events(self.folder.events, steps=False) if e.event == name]
-
-    def interruptions(self):
-        found = history.of_run(self.folder)
-        return interruptions(found.timeline.jobs, found.events)
-
-    def until(self, true, deadline_s=DEADLINE_S):
-        end = time.monotonic() + deadline_s
-        while not true():
-            assert time.monotonic() < end, self.output()
-            time.sleep(0.1)
 
 
 @pytest.fixture
@@ -245,27 +180,6 @@ def test_the_controller_dies_in_the_middle_of_a_preemption(alone, sandbox, basel
     assert all(one.recovered for one in alone.interruptions())
 
 
-def test_the_accounting_is_down_for_a_while(alone, sandbox, baselines):
-    alone.injector.wait_for_step(20, deadline_s=DEADLINE_S)
-    sandbox.stop_accounting()
-    began = time.monotonic()
-    alone.hit("kill")
-    assert alone.injector.await_training(DEADLINE_S)
-    left_s = max(0.0, OUTAGE_S - (time.monotonic() - began))
-    alone.until(lambda: time.monotonic() - began >= left_s)
-    sandbox.restart_accounting()
-    assert alone.finish(alone.keeper)["digest"] == baselines(alone.drill)
-
-    def complete():
-        found = history.of_run(alone.folder).timeline.jobs
-        return [a.kind for job in found for a in job.attempts][-1:] == ["completed"]
-
-    alone.until(complete)
-    (one,) = alone.interruptions()
-    assert (one.kind, one.recovered) == ("killed", True)
-    assert one.requeue_wait_s is not None
-
-
 def by_hand(argv, options, cwd):
     """Submit through the template for people who write their own batch scripts."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -288,12 +202,9 @@ def test_two_tasks_of_an_array_are_taken(sandbox, baselines, port, tmp_path):
         [*EVALUATING, "--steps", 80, "--step-s", 0.05], ["--array=0-2", "--exclusive"], tmp_path
     )
     tasks = [f"{array}_{number}" for number in range(3)]
-    end = time.monotonic() + DEADLINE_S
 
     def folder_of(task):
-        while not (found := list((tmp_path / "runs").glob(f"*/events/{task}-0"))):
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        found = await_(lambda: list((tmp_path / "runs").glob(f"*/events/{task}-0")))
         return RunFolder(found[0].parents[1])
 
     with ExitStack() as stack:

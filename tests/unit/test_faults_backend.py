@@ -271,10 +271,9 @@ def test_a_dry_runner_asks_but_does_nothing():
     [
         ("IDLE", True),
         ("MIXED+NOT_RESPONDING", True),
-        ("IDLE+POWERED_DOWN", True),
+        ("IDLE+POWERING_DOWN", True),
         ("DOWN*+NOT_RESPONDING", False),
         ("ALLOCATED+DRAIN", False),
-        ("IDLE+POWERING_DOWN", False),
     ],
 )
 def test_a_node_that_has_come_back_by_itself_need_not_be_resumed(state, back):

@@ -1,0 +1,70 @@
+"""A drill that runs on the cluster, is followed, and can be hit: for the modules that drill."""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from slurmspot.errors import NotFoundError
+from slurmspot.events import read_events
+from slurmspot.faults.fault import Aim, Fault, Target
+from slurmspot.faults.injector import Injector
+from slurmspot.faults.machines import SandboxMachines
+from slurmspot.report import history
+from slurmspot.runfolder import RunFolder
+from slurmspot.study.soak import launch
+from slurmspot.timeline.recovery import interruptions
+
+ROOT = Path(__file__).parents[2]
+EVALUATING = (sys.executable, str(ROOT / "tests" / "cluster" / "evaluating.py"))
+DEADLINE_S = 180
+
+
+def await_(true, deadline_s=DEADLINE_S, *, told=lambda: None):
+    """Wait until it is true; what it said. ``told`` explains a failure."""
+    end = time.monotonic() + deadline_s
+    while not (answer := true()):
+        assert time.monotonic() < end, told()
+        time.sleep(0.1)
+    return answer
+
+
+class Trial:
+    """A drill that runs, is followed, and can be hit."""
+
+    def __init__(self, sandbox, drill, path, **spec):
+        self.folder, self.drill = RunFolder(path), drill
+        self.job_id = launch(replace(drill.spec("drill", "spot"), **spec), self.folder)
+        self.machines = SandboxMachines(sandbox)
+        self.injector = Injector(self.folder, machines=self.machines)
+
+    def hit(self, profile, target="gang", aim=Aim(), **more):  # noqa: B008 - a frozen value
+        fault = Fault(profile=profile, target=Target.parse(target), aim=aim, hold_s=1, **more)
+        return self.injector.inject(fault, deadline_s=DEADLINE_S)
+
+    def finish(self, keeper):
+        assert keeper.wait(DEADLINE_S), keeper.states[-5:]
+        assert self.folder.finished.exists(), self.output()
+        return json.loads(self.folder.finished.read_text())
+
+    def output(self):
+        return "\n".join(log.read_text() for log in self.folder.logs.glob("*_log.out"))
+
+    def events(self, name):
+        return [e for e in read_events(self.folder.events, steps=False) if e.event == name]
+
+    def attempts(self):
+        """How each attempt ended, as far as the accounting knows of them yet."""
+        try:
+            jobs = history.of_run(self.folder).timeline.jobs
+        except NotFoundError:
+            return []
+        return [attempt.kind for job in jobs for attempt in job.attempts]
+
+    def interruptions(self):
+        found = history.of_run(self.folder)
+        return interruptions(found.timeline.jobs, found.events)
+
+    def until(self, true):
+        return await_(true, told=self.output)

@@ -1,0 +1,160 @@
+"""``slurmspot inject`` as an operator meets it: any job, real machines, and an injector that dies.
+
+The jobs only sleep: what a training run makes of its loss is shown in ``test_drills.py``.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from drilling import await_
+
+from slurmspot.cluster import scontrol
+from slurmspot.cluster.command import checked, run
+from slurmspot.sandbox import Sandbox
+from slurmspot.study.soak import nodes_down
+
+pytestmark = pytest.mark.cluster
+
+
+class Sleeper:
+    """A job of this user that slurmspot has not launched, on one node."""
+
+    def __init__(self):
+        argv = ["sbatch", "--parsable", "--requeue", "--output=/dev/null", "--wrap=sleep 600"]
+        self.job_id = checked(run, argv).strip()
+        await_(lambda: self.state == "RUNNING")
+        self.node = scontrol.show_job(self.job_id).nodes
+
+    @property
+    def state(self):
+        return scontrol.show_job(self.job_id).state
+
+    @property
+    def restarts(self):
+        return scontrol.show_job(self.job_id).restarts
+
+    def node_state(self):
+        return scontrol.node_states()[self.node]
+
+
+@pytest.fixture
+def sleeper(sandbox):
+    return Sleeper()
+
+
+@pytest.fixture
+def inject(tmp_path):
+    """Runs ``slurmspot inject`` in an empty folder."""
+
+    def call(*argv, **env):
+        return subprocess.run(
+            [sys.executable, "-m", "slurmspot", "inject", *argv],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, **env},
+            timeout=120,
+        )
+
+    return call
+
+
+def test_any_job_of_ones_own_is_hit_if_that_is_said(inject, sleeper, tmp_path):
+    job = sleeper.job_id
+    refused = inject("requeue", job)
+    assert (refused.returncode, "not a run folder" in refused.stderr) == (3, True)
+    shown = inject("requeue", job, "--any-job", "--dry-run")
+    assert shown.stdout == f"scontrol requeue {job}\n"
+    assert not list(tmp_path.iterdir())
+    assert sleeper.restarts == 0
+
+    hit = inject("requeue", job, "--any-job", "--json")
+    assert hit.returncode == 0, hit.stderr
+    assert json.loads(hit.stdout)["job_id"] == job
+    assert sleeper.restarts == 1
+    assert "nothing to undo" in inject("undo", f"slurmspot-drill-{job}").stdout
+    again = inject("requeue", job, "--any-job")
+    assert again.returncode == 2
+    assert "is not running but" in again.stderr
+
+
+def test_a_draining_node_keeps_its_job_and_comes_back(inject, sleeper):
+    drained = inject("node-down", sleeper.job_id, "--any-job", "--state", "DRAIN")
+    assert drained.returncode == 0, drained.stderr
+    assert "DRAIN" not in sleeper.node_state()
+    assert (sleeper.state, sleeper.restarts) == ("RUNNING", 0)
+
+
+def test_a_cluster_without_power_saving_powers_nothing_down(inject, sleeper):
+    argv = ("node-down", sleeper.job_id, "--any-job", "--state", "POWER_DOWN_FORCE")
+    refused = inject(*argv)
+    assert refused.returncode == 1
+    assert f"refuses to set {sleeper.node} to POWER_DOWN_FORCE" in refused.stderr
+    assert "SuspendProgram" in refused.stderr
+    assert (sleeper.state, sleeper.restarts) == ("RUNNING", 0)
+    assert "nothing to undo" in inject("undo", f"slurmspot-drill-{sleeper.job_id}").stdout
+
+
+def test_a_node_is_powered_down_under_its_job(sandbox, inject, monkeypatch):
+    saving = {"SuspendProgram": "/bin/true", "ResumeProgram": "/bin/true", "SuspendTime": 36000}
+    with Sandbox.up(f"power-{os.getpid()}", nodes=1, gpus_per_node=1) as cluster:
+        with cluster.layout.conf.open("a") as conf:
+            conf.writelines(f"{name}={value}\n" for name, value in saving.items())
+        cluster.restart_controller()
+        for name, value in cluster.env.items():
+            monkeypatch.setenv(name, value)
+        sleeper = Sleeper()
+        argv = ("node-down", sleeper.job_id, "--any-job", "--state", "POWER_DOWN_FORCE")
+        done = inject(*argv, "--terminate-command", "true {node}")  # Slurm powers it up again
+        assert done.returncode == 0, done.stderr
+        assert sleeper.restarts == 1
+        states = set(sleeper.node_state().split("+"))
+        assert states & {"POWER_DOWN", "POWERING_DOWN"}
+        assert not states & {"DOWN", "DRAIN"}
+
+
+def test_a_machine_is_ended_by_a_command_of_the_sites_own(sandbox, inject, sleeper, tmp_path):
+    ends = tmp_path / "end-machine"
+    ends.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom slurmspot.sandbox import Sandbox\n"
+        f"Sandbox.open({str(sandbox.layout.path)!r}).vanish(sys.argv[2])\n"
+    )
+    ends.chmod(0o700)
+    command = ("--terminate-command", f"{ends} --name {{node}}")
+    argv = ("forced", sleeper.job_id, "--any-job", "--detect-s", "1")
+    shown = inject(*argv, *command, "--dry-run")
+    assert f"{ends} --name {sleeper.node}\n" in shown.stdout
+    assert sandbox.status().daemons[sleeper.node]
+
+    done = inject(*argv, *command)
+    assert done.returncode == 0, done.stderr
+    assert sleeper.restarts == 1
+    assert not sandbox.status().daemons[sleeper.node]
+    sandbox.revive(sleeper.node)  # as the site replaces it
+
+
+def test_undo_after_the_injector_was_killed_with_a_node_down(sandbox, inject, sleeper, tmp_path):
+    real = shutil.which("scontrol")
+    deadly = tmp_path / "bin" / "scontrol"
+    deadly.parent.mkdir()
+    deadly.write_text(
+        f'#!/bin/sh\n{real} "$@" || exit\ncase "$*" in *State=DOWN*) kill -KILL $PPID;; esac\n'
+    )
+    deadly.chmod(0o700)
+    argv = ("node-down", sleeper.job_id, "--any-job")
+    killed = inject(*argv, PATH=f"{deadly.parent}:{os.environ['PATH']}")
+    assert killed.returncode == -signal.SIGKILL
+    assert "DOWN" in sleeper.node_state()
+    assert not sandbox.status().daemons[sleeper.node]
+
+    undone = inject("undo", f"slurmspot-drill-{sleeper.job_id}")
+    assert undone.stdout == f"node {sleeper.node} is back\n", undone.stderr
+    assert nodes_down(sandbox) == 0
+    assert sleeper.restarts == 1
+    assert inject("undo", f"slurmspot-drill-{sleeper.job_id}").stdout == "nothing to undo\n"
