@@ -19,10 +19,9 @@ import torch
 import workload
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 import slurmspot
-from slurmspot.job.sampler import GlobalBatchSampler
 
 VOCABULARY = 256
 
@@ -98,15 +97,12 @@ def main() -> None:
     """Train."""
     options = _options()
     ranks = workload.start(options.seed)
-    data = StandardLibrary(options.context, options.corpus_bytes)
-    sampler = GlobalBatchSampler(
-        len(data),
-        options.global_batch,
+    sampler, loader = ranks.share(
+        StandardLibrary(options.context, options.corpus_bytes),
+        global_batch=options.global_batch,
         seed=options.seed,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
+        workers=options.workers,
     )
-    loader = DataLoader(data, batch_sampler=sampler, num_workers=options.workers)
     model = ranks.wrap(
         GPT(
             context=options.context,

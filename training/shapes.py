@@ -17,10 +17,9 @@ import torch
 import workload
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 import slurmspot
-from slurmspot.job.sampler import GlobalBatchSampler
 
 SIDE = 16
 KINDS = ("disc", "square", "cross", "ring")
@@ -74,15 +73,12 @@ def main() -> None:
     """Train."""
     options = _options()
     ranks = workload.start(options.seed)
-    data = Shapes(options.samples, options.seed)
-    sampler = GlobalBatchSampler(
-        len(data),
-        options.global_batch,
+    sampler, loader = ranks.share(
+        Shapes(options.samples, options.seed),
+        global_batch=options.global_batch,
         seed=options.seed,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
+        workers=options.workers,
     )
-    loader = DataLoader(data, batch_sampler=sampler, num_workers=options.workers)
     model = ranks.wrap(network(options.channels))
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9, nesterov=True)
 

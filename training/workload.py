@@ -1,15 +1,21 @@
-"""What both reference workloads share: one process group, one device, one way to be repeatable."""
+"""What both reference workloads share: process group, device, data, and being repeatable."""
 
 from __future__ import annotations
 
 import os
 import random
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from slurmspot.job.sampler import GlobalBatchSampler
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +30,19 @@ class Ranks:
         """The model on this rank's device, averaged over the ranks if there are several."""
         model = model.to(self.device)
         return DistributedDataParallel(model) if self.world_size > 1 else model
+
+    def share(
+        self, data: Dataset[_T], *, global_batch: int, seed: int, workers: int
+    ) -> tuple[GlobalBatchSampler, DataLoader[_T]]:
+        """This rank's share of ``data``: the sampler, which a run registers, and its loader."""
+        sampler = GlobalBatchSampler(
+            len(data),  # type: ignore[arg-type]  # Dataset does not say that it has a length
+            global_batch,
+            seed=seed,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        return sampler, DataLoader(data, batch_sampler=sampler, num_workers=workers)
 
 
 def start(seed: int) -> Ranks:
