@@ -8,12 +8,13 @@ and are folded into it.
 from __future__ import annotations
 
 import gc
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from io import BytesIO
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from slurmspot.timeline.exports import read_rows
@@ -47,6 +48,8 @@ _GOES_ON = frozenset({"PREEMPTED", "NODE_FAIL", "RESIZING", "BOOT_FAIL", "LAUNCH
     state for state, kind in KINDS.items() if kind == "requeued"
 }
 """States that another attempt of the same job may follow."""
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +201,9 @@ def _collector_paused() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():  # what is new counts as old now, and is left alone
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -246,7 +252,8 @@ def _in_time(heads: Sequence[Row]) -> list[Row]:
 
 def _distinct(steps: Iterable[Step]) -> list[int]:
     """The lines of steps, each step once."""
-    return list({step[:2]: step[2] for step in steps}.values())
+    once = {step[:2]: step for step in steps}.values()
+    return [line for *_, first, last in once for line in range(first, last + 1)]
 
 
 def _last_ends(
@@ -258,18 +265,20 @@ def _last_ends(
     """
     last: list[datetime | None] = [None] * len(heads)
     strays: list[Step] = []
-    backwards = range(len(heads) - 1, -1, -1)
+    # The first start from each attempt on: the same as its own, unless rows contradict each other.
+    starts = [head.start or _NEVER for head in reversed(heads)]
+    starts = list(accumulate(starts, min))[::-1]
+    before, index = None, -1
     for step in steps:
-        began, end, _ = step
-        for index in backwards:
-            start = heads[index].start
-            if start is not None and start <= began:
-                if end is not None:
-                    known = last[index]
-                    last[index] = end if known is None or end > known else known
-                break
-        else:
+        began, end = step[:2]
+        if began is not before:  # the steps of an attempt mostly share one
+            before, index = began, bisect_right(starts, began) - 1
+        if index < 0:
             strays.append(step)
+        elif end is not None:
+            known = last[index]
+            if known is None or end > known:
+                last[index] = end
     return last, _distinct(strays) if strays else []
 
 
@@ -346,26 +355,25 @@ def _next_submit(row: Row, after: Row) -> datetime | None:
 
 def _check(job_id: str, attempts: Sequence[Attempt], notes: list[str]) -> None:
     """Note what cannot be so, or is missing; it is shown as well as can be."""
-
-    def note(index: int, words: str) -> None:
-        notes.append(f"job {job_id}, attempt {index} {words}")
-
     before: Attempt | None = None
     for attempt in attempts:
-        index, start, end = attempt.index, attempt.start, attempt.end
+        words: list[str] = []
+        start, end = attempt.start, attempt.end
         if start is not None:
             if start < attempt.submit:
-                note(index, f"starts {_apart(attempt.submit, start)} before its submission")
+                words.append(f"starts {_apart(attempt.submit, start)} before its submission")
             if end is not None and end < start:
-                note(index, f"ends {_apart(start, end)} before it starts; it is shown as empty")
+                words.append(f"ends {_apart(start, end)} before it starts; it is shown as empty")
             if before is not None and before.end is not None and start < before.end:
-                note(index, f"starts {_apart(before.end, start)} before the one before it ends")
+                words.append(f"starts {_apart(before.end, start)} before the one before it ends")
         if attempt.restarts is not None:
             same = before is not None and before.kind == "resized"
             expected = 0 if before is None else (before.restarts or 0) + (not same)
             if attempt.restarts > expected:
                 gone = attempt.restarts - expected
-                note(index, f"is restart {attempt.restarts}: {gone} before it left no row")
+                words.append(f"is restart {attempt.restarts}: {gone} before it left no row")
+        if words:
+            notes.extend(f"job {job_id}, attempt {attempt.index} {word}" for word in words)
         before = attempt
 
 

@@ -1,8 +1,7 @@
-"""Many lines of as many fields each, cut in one go, a field to be taken from all or from some."""
+"""Many lines of as many fields each, cut in one go."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import repeat
 from operator import contains
 
@@ -45,10 +44,3 @@ class Block:
             return self._cells[field :: self._inner]
         return self._lasts if field else self._firsts
 
-    def some(self, field: int, lines: Sequence[int]) -> list[str]:
-        """A field of some lines."""
-        if 0 < field < self._inner:
-            cells, inner = self._cells, self._inner
-            return [cells[line * inner + field] for line in lines]
-        edge = self._lasts if field else self._firsts
-        return [edge[line] for line in lines]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any
 
 from slurmspot import hostlist
@@ -31,6 +31,10 @@ _ABSENT = {
 }  # fmt: skip
 
 _READ = frozenset({*_ROW, *IDENTITY})
+
+
+Run = tuple[list[Step], int, int]
+"""Rows that follow each other and are steps of one job: where they belong, the first, the end."""
 
 
 class Columns:
@@ -56,7 +60,7 @@ class Columns:
             "suspended": seconds,
             **dict.fromkeys(("user", "partition", "cluster"), str),
         }
-        moments = _Field(time, many=times.read_plain)  # one for all: they share most values
+        moments = _Field(time, all_at_once=times.read_all)
         self._fields = {name: _Field(read, pattern(name)) for name, read in readers.items()}
         self._fields |= dict.fromkeys(("submit", "eligible", "start", "end"), moments)
 
@@ -93,28 +97,33 @@ class Columns:
         odd: set[int] = set()
         if self._header.trailing:
             odd.update(at for at, text in enumerate(block.all(self._width - 1)) if text)
-        starts = self._meaning("start", block, None, odd)
-        ends = self._meaning("end", block, None, odd)
-        jobs = block.all(self._where["jobid"])
-        heads, targets = self._sorted(jobs, block, odd)
+        every = range(block.lines)
+        ends = self._meaning("end", block.all(self._where["end"]), every, odd)
+        jobs, begun = block.all(self._where["jobid"]), block.all(self._where["start"])
+        heads, runs = self._sorted(jobs, block, odd)
+        is_head = bytearray(block.lines)
+        for at in heads:
+            is_head[at] = True
         fields = {
-            name: self._meaning(name, block, heads, odd) for name in self._where if name in _READ
+            name: self._meaning(name, list(compress(block.all(at), is_head)), heads, odd)
+            for name, at in self._where.items()
+            if name in _READ and name != "end"
         }
+        fields["end"] = list(compress(ends, is_head))
+        runs = [piece for run in runs for piece in _of_one_start(run, begun, lines)]
+        firsts = [first for _, first, _ in runs]
+        starts = self._meaning("start", [begun[at] for at in firsts], firsts, odd)
         if not all(fields["submit"]):
             submits = zip(heads, fields["submit"], strict=True)
             odd.update(at for at, submit in submits if submit is None)
-        if not all(starts):
-            begun = zip(targets, starts, strict=True)
-            odd.update(
-                at
-                for at, (target, start) in enumerate(begun)
-                if target is not None and start is None
-            )
+        for start, (_, first, end) in zip(starts, runs, strict=True):
+            if start is None or first in odd:
+                odd.update(range(first, end))
         if odd:
             return odd
-        for target, step in zip(targets, zip(starts, ends, lines, strict=True), strict=True):
-            if target is not None:
-                target.append(step)
+        for start, (target, first, end) in zip(starts, runs, strict=True):
+            gone = max(filter(None, ends[first:end]), default=None)
+            target.append((start, gone, lines[first], lines[end - 1]))
         self._keep([lines[at] for at in heads], [jobs[at] for at in heads], fields)
         return odd
 
@@ -129,49 +138,56 @@ class Columns:
 
     def _sorted(
         self, jobs: Sequence[str], block: Block, odd: set[int]
-    ) -> tuple[list[int], list[list[Step] | None]]:
-        """The rows that are jobs; and for every row, the list that a step belongs in."""
+    ) -> tuple[list[int], list[Run]]:
+        """The rows that are jobs; and the steps, by the jobs that they are of."""
         heads: list[int] = []
-        targets: list[list[Step] | None] = []
-        steps, target = self._rows.steps, None
-        job, prefix, where = "", "\0", ""
-        clusters: Iterable[str] = repeat("")
+        runs: list[Run] = []
+        clusters: Sequence[str] = ()
         if "cluster" in self._where:
             clusters = block.all(self._where["cluster"])
-        for text, cluster in zip(jobs, clusters, strict=False):
-            if text.startswith(prefix) and cluster == where:
-                targets.append(target)
-            elif text.isdecimal():
-                heads.append(len(targets))
-                targets.append(None)
+        prefix, cluster, target, first = "\0", "", None, 0
+        for at, text in enumerate(jobs):
+            if text.startswith(prefix) and not (clusters and clusters[at] != cluster):
+                continue
+            if target is not None:
+                runs.append((target, first, at))
+                prefix, target = "\0", None
+            if text.isdecimal():
+                heads.append(at)
+                continue
+            match = JOB_ID.fullmatch(text)
+            if match is None:
+                odd.add(at)
+            elif match["step"]:
+                cluster = clusters[at] if clusters else ""
+                prefix, first = f"{match['job']}.", at
+                target = self._rows.steps[key(cluster, match["job"])]
             else:
-                match = JOB_ID.fullmatch(text)
-                if match is None:
-                    odd.add(len(targets))
-                elif match["step"]:
-                    job, where = match["job"], cluster
-                    prefix, target = f"{job}.", steps[key(where, job)]
-                    targets.append(target)
-                    continue
-                else:
-                    heads.append(len(targets))
-                targets.append(None)
-        return heads, targets
+                heads.append(at)
+        if target is not None:
+            runs.append((target, first, len(jobs)))
+        return heads, runs
 
     def _meaning(
-        self, name: str, block: Block, which: Sequence[int] | None, odd: set[int]
+        self, name: str, cells: list[str], lines: Sequence[int], odd: set[int]
     ) -> list[Any]:
-        """What a field means in all rows or in ``which``; where it means nothing they are odd."""
-        at = self._where[name]
-        cells = block.all(at) if which is None else block.some(at, which)
+        """What a field means in some lines; where it means nothing they are odd."""
         field = self._fields.get(name)
         if field is None:
             return cells
         found = field.read(cells)
         if field.odd:
-            rows = range(block.lines) if which is None else which
-            odd.update(row for row, text in zip(rows, cells, strict=True) if text in field.odd)
+            odd.update(line for line, text in zip(lines, cells, strict=True) if text in field.odd)
         return found
+
+
+def _of_one_start(run: Run, begun: Sequence[str], lines: Sequence[int]) -> Iterable[Run]:
+    """The run, if its steps began together and stand together; else each step by itself."""
+    target, first, end = run
+    together = begun[first:end].count(begun[first]) == end - first
+    if together and lines[end - 1] - lines[first] == end - 1 - first:
+        return (run,)
+    return [(target, at, at + 1) for at in range(first, end)]
 
 
 class _Field:
@@ -185,16 +201,19 @@ class _Field:
         self,
         read: Callable[[str], Any],
         like: re.Pattern[str] | None = None,
-        many: Callable[[Iterable[str]], Iterable[tuple[str, Any]]] = lambda _: (),
+        all_at_once: Callable[[Sequence[str]], list[Any] | None] = lambda _: None,
     ) -> None:
         self._read = read
         self._like = like
-        self._many = many
+        self._all_at_once = all_at_once
         self._known: dict[str, Any] = {}
         self.odd: set[str] = set()
 
     def read(self, texts: Sequence[str]) -> list[Any]:
         """The meaning of each text."""
+        found = self._all_at_once(texts)
+        if found is not None:
+            return found
         known = self._known.__getitem__
         try:
             return list(map(known, texts))
@@ -205,12 +224,7 @@ class _Field:
     def _learn(self, texts: Sequence[str]) -> None:
         if len(self._known) > _MOST_KEPT:
             self._known.clear()
-        fresh = set(texts).difference(self._known)
-        before = len(self._known)
-        self._known.update(self._many(fresh))
-        if len(self._known) - before == len(fresh):
-            return
-        for text in fresh.difference(self._known):
+        for text in set(texts).difference(self._known):
             meaning = self._understood(text)
             self._known[text] = meaning
             if meaning is _ODD:

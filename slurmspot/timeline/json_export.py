@@ -125,7 +125,7 @@ def _steps(number: int, job: Mapping[str, Any]) -> Iterator[Step]:
     for step in job.get("steps") or ():
         start = _moment(step["time"]["start"]) or _moment(job["time"]["start"])
         if start is not None:
-            yield start, _moment(step["time"]["end"]), number
+            yield start, _moment(step["time"]["end"]), number, number
 
 
 def _number(value: Any) -> int | None:

@@ -54,8 +54,9 @@ class Row(NamedTuple):
     identity: tuple[str, ...]
 
 
-Step = tuple[datetime, datetime | None, int]
-"""One record of sacct about a step: its start, its end, and the line it stands on."""
+Step = tuple[datetime, datetime | None, int, int]
+"""Steps of a job that began together: their start, the last end that is known, the first line and
+the last on which they stand. One alone stands on one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +81,27 @@ class Rows:
     rejected: list[RejectedRow] = field(default_factory=list)
     text_of: Callable[[int], str] = lambda line: f"row {line}"
 
-    def drop(self, lines: set[int]) -> None:
-        """Leave out what begins on one of ``lines``."""
+    def drop(self, lines: set[int]) -> set[int]:
+        """Leave out what begins on one of ``lines``.
+
+        Returns:
+            lines of steps that were left out with those, and have to be read again.
+        """
+        again: set[int] = set()
         for owner, rows in list(self.heads.items()):
             rows[:] = [row for row in rows if row.line not in lines]
             if not rows:
                 del self.heads[owner]
         for steps in self.steps.values():
-            steps[:] = [step for step in steps if step[2] not in lines]
+            kept = []
+            for step in steps:
+                mine = range(step[2], step[3] + 1)
+                if lines.isdisjoint(mine):
+                    kept.append(step)
+                else:
+                    again.update(mine)
+            steps[:] = kept
+        return again - lines
 
 
 def key(cluster: str, job_id: str) -> JobKey:

@@ -67,7 +67,7 @@ def _read_odd(header: Header, lines: Lines, odd: Sequence[int], times: Times, ro
         at + 1 for at in odd
     )
     if plain:  # lines that looked like records but are the text of one
-        rows.drop(plain)
+        found += [(line - 1, line) for line in sorted(rows.drop(plain))]
     for first, end in found:
         text = "\n".join(lines[at] for at in range(first, end))
         fields = header.cut(text)
@@ -98,7 +98,7 @@ def _row(line: int, fields: Mapping[str, str], times: Times) -> Row | tuple[JobK
         return "a record without " + ("a job id" if match is None else "a submit time")
     cluster = fields.get("cluster", "")
     if match["step"]:
-        return key(cluster, match["job"]), (start or submit, end, line)
+        return key(cluster, match["job"]), (start or submit, end, line, line)
     restarts = fields.get("restarts", "")
     return Row(
         line=line,

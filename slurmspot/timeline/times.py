@@ -66,24 +66,20 @@ class Times:
         first = time.replace(tzinfo=zones[0])
         return (first,) if len(zones) == 1 else (first, time.replace(tzinfo=zones[1]))
 
-    def read_plain(self, texts: Iterable[str]) -> Iterable[tuple[str, datetime]]:
-        """Many times at once: those of the usual form, if one offset holds for all of them."""
-        mine = [text for text in texts if len(text) == _LOCAL]
+    def read_all(self, texts: Sequence[str]) -> list[datetime] | None:
+        """Many times at once, if all have the usual form and one offset; else None."""
         try:
-            zone = self._zone_of_all(mine)
-            if zone is UTC:
-                times = list(map(datetime.fromisoformat, [f"{text}+00:00" for text in mine]))
-            elif zone is not None:
-                times = [datetime.fromisoformat(text).replace(tzinfo=zone) for text in mine]
-            else:
-                return ()
-        except ValueError:  # one of them is no time: read them one by one
-            return ()
-        return zip(mine, times, strict=True)
+            zone = self._zone_of_all(texts)
+            if zone is None:
+                return None
+            offset = "+00:00" if zone is UTC else f"{zone}".removeprefix("UTC")
+            return list(map(datetime.fromisoformat, [text + offset for text in texts]))
+        except ValueError:  # one of them is no time
+            return None
 
     def _zone_of_all(self, texts: Sequence[str]) -> timezone | None:
         """The offset of all of ``texts``, where no change of it can lie between them."""
-        if not texts:
+        if set(map(len, texts)) != {_LOCAL}:
             return None
         first, last = self.read(min(texts)), self.read(max(texts))
         same = len(first) == len(last) == 1 and first[0].utcoffset() == last[0].utcoffset()

@@ -15,7 +15,7 @@ from slurmspot.errors import NotFoundError, UsageError
 from slurmspot.timeline.exports import read_rows
 from slurmspot.timeline.lines import Lines
 from slurmspot.timeline.records import Header
-from slurmspot.timeline.rows import Rows, Step
+from slurmspot.timeline.rows import Rows
 from slurmspot.timeline.text import _read_odd, read_text
 from slurmspot.timeline.times import Times
 
@@ -36,9 +36,18 @@ def jobs(found: Rows):
     return sorted((row for rows in found.heads.values() for row in rows), key=lambda r: r.line)
 
 
-def steps(found: Rows) -> list[tuple[str, Step]]:
-    """Every step with the id of its job."""
-    return [(owner, step) for owner, steps in found.steps.items() for step in steps]
+def steps(found: Rows):
+    """For each job and moment, the last end of its steps that began then, and their lines."""
+    told = {}
+    for owner, pieces in found.steps.items():
+        for began, end, first, last in pieces:
+            ends, lines = told.setdefault((owner, began), (set(), []))
+            ends.add(end)
+            lines.extend(range(first, last + 1))
+    return {
+        which: (max(filter(None, ends), default=None), sorted(lines))
+        for which, (ends, lines) in told.items()
+    }
 
 
 def test_one_row():
@@ -277,8 +286,23 @@ def test_blocks_of_any_size_hold_the_same(lines, block_bytes, name_last, windows
     assert apart.rejected == whole.rejected
     careful = with_care(text)
     assert jobs(careful) == jobs(whole)
-    assert sorted(steps(careful)) == sorted(steps(whole))
+    assert steps(careful) == steps(whole)
     assert careful.rejected == whole.rejected
+
+
+def test_of_steps_kept_together_one_may_be_the_end_of_a_name():
+    start, early, late = (f"2026-01-02T03:00:{second:02d}" for second in (1, 4, 9))
+    found = rows(
+        f"train|5|COMPLETED|{start}|{start}|{late}",
+        "a name of two",
+        f"lines|5.batch|COMPLETED|{start}|{start}|{late}",
+        f"python3|5.0|COMPLETED|{start}|{start}|{early}",
+        f"python3|5.1|COMPLETED|{start}|{start}|{early}",
+        header="JobName|JobID|State|Submit|Start|End",
+    )
+    assert not found.rejected
+    ((_, (end, lines)),) = steps(found).items()
+    assert (end.second, lines) == (9, [3, 5, 6])
 
 
 @pytest.mark.parametrize("release", ["22.05", "26.05"])
