@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -243,6 +244,49 @@ def test_a_local_copy_stands_in_for_a_damaged_remote_one(tmp_path):
     assert problems_of(tmp_path / "remote" / "step-00000002") == []
 
 
+def half_drained(tmp_path, step=2):
+    """What a drain that was killed before its commit has left of the file; its path."""
+    (desk,) = (tmp_path / "remote").glob("owner-*")
+    partial = steps.begin(tmp_path / "remote" / steps.step_name(step), desk)
+    return Path(shutil.copy(node_file(tmp_path, step), partial / "rank-00000.h5"))
+
+
+@pytest.mark.parametrize("spoil", [flip, lambda path: path.unlink()])
+def test_a_half_drained_copy_stands_in_for_a_file_that_a_node_has_lost(tmp_path, spoil):
+    left_local(tmp_path)
+    half_drained(tmp_path)
+    spoil(node_file(tmp_path, 2))
+    third = Attempt(tmp_path, 2)
+    restored = third.restore()
+    assert (restored.step, restored.tier, restored.passed_over) == (2, "local", [])
+    assert problems_of(tmp_path / "remote" / "step-00000002") == []
+    third.drained(3)
+    assert unfinished(tmp_path) == []
+
+
+@pytest.mark.parametrize("spoil", [flip, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_half_drained_copy_that_does_not_verify_is_none(tmp_path, spoil):
+    left_local(tmp_path)
+    spoil(half_drained(tmp_path))
+    node_file(tmp_path, 2).unlink()
+    restored = Attempt(tmp_path, 2).restore()
+    assert restored.step == 1
+    ((step, problem),) = restored.passed_over
+    assert step == 2
+    assert re.match(r"rank-00000.h5(: | is neither)", problem), problem
+    assert on_remote(tmp_path) == [1]
+
+
+def test_what_is_intact_of_a_damaged_remote_copy_and_of_a_node_makes_a_whole(tmp_path, pool):
+    pool.run(4, scenario.drained, tmp_path, 2)
+    pool.run(4, scenario.drained_again, tmp_path, 2)
+    flip(tmp_path / "remote" / "step-00000002" / "rank-00003.h5")
+    shutil.rmtree(tmp_path / "n0")
+    (tmp_path / "n0").mkdir()
+    answers = pool.run(4, scenario.resume, tmp_path, 2, ["n0", "n1"])
+    assert answers == [(2, "local", [])] * 4
+
+
 def test_a_node_that_comes_back_with_an_abandoned_step_is_passed_over(tmp_path):
     left_local(tmp_path, local=9)
     elsewhere = Attempt(tmp_path, 2, node="n1")
@@ -448,6 +492,26 @@ def test_a_lost_node_costs_the_steps_since_the_remote_one(tmp_path, pool, lost):
             2,
             True,
         )
+
+
+def test_ranks_and_disks_that_are_lost_at_any_moment(memory):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "error", Path(__file__).with_name("killed_gang.py")),
+            *(str(memory), "17"),
+        ],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    kills, mixed = answer["saving"]
+    assert kills > 5
+    assert mixed > 0  # what a drain had done was what saved a step
+    assert answer["mixing"] >= 4
 
 
 def test_a_disk_that_is_missing_on_one_node_is_missing_for_all(tmp_path, pool):

@@ -64,6 +64,14 @@ def drained(root, ranks_per_node):
     checkpointer.close()
 
 
+def drained_again(root, ranks_per_node):
+    """A second attempt has step 2 on both tiers."""
+    model, checkpointer = attempt(root, 1, node_of(ranks_per_node))
+    assert checkpointer.restore().step == 1
+    save(model, checkpointer, 2)
+    checkpointer.close()
+
+
 def not_drained(root, ranks_per_node):
     """Step 2 is on the nodes' disks alone."""
     model, checkpointer = attempt(root, 1, node_of(ranks_per_node), disk=Broken())
