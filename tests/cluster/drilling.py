@@ -2,9 +2,10 @@
 
 import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+
+from waiting import await_
 
 from slurmspot.errors import NotFoundError
 from slurmspot.events import read_events
@@ -19,15 +20,6 @@ from slurmspot.timeline.recovery import interruptions
 ROOT = Path(__file__).parents[2]
 EVALUATING = (sys.executable, str(ROOT / "tests" / "cluster" / "evaluating.py"))
 DEADLINE_S = 180
-
-
-def await_(true, deadline_s=DEADLINE_S, *, told=lambda: None):
-    """Wait until it is true; what it said. ``told`` explains a failure."""
-    end = time.monotonic() + deadline_s
-    while not (answer := true()):
-        assert time.monotonic() < end, told()
-        time.sleep(0.1)
-    return answer
 
 
 class Trial:

@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import await_
 
 from slurmspot.sandbox.folders import private_base
 
@@ -49,8 +49,5 @@ def test_an_interrupted_demo_takes_its_cluster_down(tmp_path, moment, number):
         os.killpg(demo.pid, number)
         demo.stderr.read()
         assert demo.wait(60) == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
-    end = time.monotonic() + 10
-    while processes_of(base) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert processes_of(base) == []
+    await_(lambda: not processes_of(base), told=lambda: processes_of(base))
     assert not base.exists()

@@ -2,10 +2,10 @@
 
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from waiting import await_
 
 from slurmspot.cluster import scontrol, submit
 from slurmspot.cluster.spec import Spec
@@ -55,16 +55,9 @@ class TieredRun:
             if event.event == name and having.items() <= event.data.items()
         ]
 
-    def await_(self, found):
-        end = time.monotonic() + DEADLINE_S
-        while not (answer := found()):
-            assert time.monotonic() < end
-            time.sleep(0.1)
-        return answer
-
     def await_commit(self, tier, *, above):
         """The first step above ``above`` that is on ``tier``."""
-        return self.await_(
+        return await_(
             lambda: min(
                 (e.step for e in self.events("commit", tier=tier) if e.step > above), default=None
             )
@@ -76,12 +69,12 @@ class TieredRun:
         away = self.folder.path / "away"
         self.folder.checkpoints.rename(away)
         self.folder.checkpoints.touch()  # now nothing can be made in it
-        self.await_(lambda: self.events("drain_failed"))
+        await_(lambda: self.events("drain_failed"))
         last = max(e.step for e in self.events("commit", tier="local"))
         self.await_commit("local", above=last)
         hitting = threading.Thread(target=hit, daemon=True)
         hitting.start()
-        self.await_(lambda: scontrol.show_job(self.job_id).state != "RUNNING")
+        await_(lambda: scontrol.show_job(self.job_id).state != "RUNNING")
         self.folder.checkpoints.unlink()
         away.rename(self.folder.checkpoints)
         hitting.join(DEADLINE_S)
@@ -93,7 +86,7 @@ class TieredRun:
 
     def restored(self):
         """What the second attempt went on from."""
-        self.await_(lambda: len({e.attempt for e in self.events("restore_end")}) == 2)
+        await_(lambda: len({e.attempt for e in self.events("restore_end")}) == 2)
         return max(self.events("restore_end"), key=lambda event: event.t_ns)
 
 

@@ -5,10 +5,10 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from waiting import await_
 
 from slurmspot.cluster import scontrol, submit
 from slurmspot.cluster.command import run as run_command
@@ -69,13 +69,6 @@ class Followed:
         return json.loads(self.folder.finished.read_text())
 
 
-def until(true, deadline_s=60):
-    end = time.monotonic() + deadline_s
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 def test_the_demo_proves_what_it_should(sandbox, tmp_path, monkeypatch):
     """Four ranks on two nodes; a sandbox of its own beside the tests' one."""
     lines = []
@@ -128,7 +121,7 @@ def test_a_cancelled_run_is_saved_and_stays_cancelled(sandbox, tmp_path):
     run = Followed(tmp_path / "run", spec)
     Injector(run.folder).wait_for_step(3, deadline_s=DEADLINE_S)
     scontrol.cancel(run.job_id)
-    until(lambda: run.states[-1] == "CANCELLED")
+    await_(lambda: run.states[-1] == "CANCELLED")
     events = read_events(run.folder.events)
     assert {e.attempt for e in events} == {f"{run.job_id}-0"}
     commits = [e for e in events if e.event == "commit"]
@@ -237,7 +230,7 @@ def shapes(folder, name, path, hits):
     job_id = done.stdout.strip()
     run = RunFolder(folder / "runs" / f"{name}-{job_id}")
     if hits:
-        until(lambda: (last_step(run.events) or 0) >= 5, DEADLINE_S)
+        await_(lambda: (last_step(run.events) or 0) >= 5)
         run.jobs.write_text(json.dumps({"job_id": job_id}) + "\n")
         Injector(run).preempt(hold_s=1)
     for _ in follow(job_id, interval_s=0.3):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import await_
 
 from slurmspot.cluster.command import checked
 from slurmspot.errors import NotFoundError, SlurmspotError, UsageError
@@ -22,13 +23,6 @@ from slurmspot.sandbox.spec import Layout
 pytestmark = pytest.mark.cluster
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-def wait_until(condition: Callable[[], object], *, deadline_s: float = 40.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s in vain"
-        time.sleep(0.05)
 
 
 def submit(sandbox: Sandbox, script: str, *options: str) -> str:
@@ -77,7 +71,7 @@ def test_accounting_counts_gpus(sandbox: Sandbox) -> None:
         argv = ["sacct", "--allocations", "--noheader", "--name=counted", "--format=AllocTRES%80"]
         return "gres/gpu=3" in sandbox.run(argv).stdout
 
-    wait_until(counted)
+    await_(counted)
 
 
 def test_preemption_signals_first_and_the_job_comes_back(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -93,14 +87,14 @@ def test_preemption_signals_first_and_the_job_comes_back(sandbox: Sandbox, tmp_p
     """
     job = submit(sandbox, script, "--signal=USR1@10", "--nodes=4", "--requeue", "--exclusive")
     log = tmp_path / "log"
-    wait_until(lambda: log.exists() and "ready" in log.read_text())
+    await_(lambda: log.exists() and "ready" in log.read_text())
     rival = submit(sandbox, "true", "--partition=ondemand", "--nodes=1", "--exclusive")
-    wait_until(lambda: "USR1" in log.read_text())
-    wait_until(lambda: job_state(sandbox, rival) == "")
-    wait_until(lambda: job_state(sandbox, job) == "PENDING")
+    await_(lambda: "USR1" in log.read_text())
+    await_(lambda: job_state(sandbox, rival) == "")
+    await_(lambda: job_state(sandbox, job) == "PENDING")
     # Not "now": a node does not launch a job again in the second in which it killed it.
     checked(sandbox.run, ["scontrol", "update", f"JobId={job}", "StartTime=now+3"])
-    wait_until(lambda: log.read_text().split() == ["start", "ready", "USR1", "start"])
+    await_(lambda: log.read_text().split() == ["start", "ready", "USR1", "start"])
 
 
 def test_vanish_takes_processes_and_local_disk_and_revive_brings_the_node_back(
@@ -110,7 +104,7 @@ def test_vanish_takes_processes_and_local_disk_and_revive_brings_the_node_back(
     task = f"env -i setsid sleep 300 & touch {tmp_path}/$SLURMD_NODENAME; sleep 300"
     script = f"srun bash -c '{task}'"
     submit(sandbox, script, "--nodes=2", "--nodelist=node0,node1", "--no-requeue")
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+    await_(lambda: len(list(tmp_path.iterdir())) == 2)
     sandbox.local("node1").joinpath("shard").write_bytes(b"x" * 100)
     before = set(processes.pids(sandbox.layout, "node1"))
     assert len(before) >= 4, "slurmd, slurmstepd, the task, the one that hides"
@@ -122,7 +116,7 @@ def test_vanish_takes_processes_and_local_disk_and_revive_brings_the_node_back(
     assert list(sandbox.local("node1").iterdir()) == []
     assert len(processes.pids(sandbox.layout, "node0")) >= 4, "the other node lives on"
     checked(sandbox.run, ["scontrol", "update", "NodeName=node1", "State=DOWN", "Reason=gone"])
-    wait_until(lambda: sandbox.status().nodes["node1"].startswith("down"))
+    await_(lambda: sandbox.status().nodes["node1"].startswith("down"))
 
     sandbox.revive("node1")
 
@@ -132,12 +126,12 @@ def test_vanish_takes_processes_and_local_disk_and_revive_brings_the_node_back(
 
 def test_the_controller_may_die(sandbox: Sandbox) -> None:
     job = submit(sandbox, "sleep 100")
-    wait_until(lambda: job_state(sandbox, job) == "RUNNING")
+    await_(lambda: job_state(sandbox, job) == "RUNNING")
     # What it has not saved yet it forgets, and then gives the same job ids again.
     saved = sandbox.layout.run("slurmctld") / "job_state"
     running_s = time.time()
     checked(sandbox.run, ["scontrol", "update", f"JobId={job}", "Comment=save"])
-    wait_until(lambda: saved.stat().st_mtime > running_s)
+    await_(lambda: saved.stat().st_mtime > running_s)
     sandbox.stop_controller()
     assert not sandbox.status().healthy
     sandbox.restart_controller()
@@ -148,7 +142,7 @@ def test_the_controller_may_die(sandbox: Sandbox) -> None:
 def test_the_accounting_may_die(sandbox: Sandbox) -> None:
     checked(sandbox.run, ["srun", "--job-name=before", "true"])
     argv = ["sacct", "--allocations", "--noheader", "--name=before", "--format=State"]
-    wait_until(lambda: "COMPLETED" in sandbox.run(argv).stdout)
+    await_(lambda: "COMPLETED" in sandbox.run(argv).stdout)
     sandbox.stop_accounting()
     checked(sandbox.run, ["srun", "true"])
     sandbox.restart_accounting()
@@ -216,7 +210,7 @@ def test_ctrl_c_during_up_leaves_nothing() -> None:
     name = f"t{os.getpid()}-ctrlc"
     with run_up(name, start_new_session=True) as owner:
         layout = Layout(Path(f"/tmp/slurmspot-{os.geteuid()}") / name)
-        wait_until(lambda: "mariadbd" in processes.owners(processes.table(), layout).values())
+        await_(lambda: "mariadbd" in processes.owners(processes.table(), layout).values())
         os.killpg(owner.pid, signal.SIGINT)
         assert "KeyboardInterrupt" in owner.stderr.read()
         assert owner.wait() != 0
