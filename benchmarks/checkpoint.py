@@ -99,10 +99,17 @@ class Files:
             self.committed = time.perf_counter()
 
     def save(self) -> float:
-        """Call to durable, with the copy that lets training go on."""
+        """Call to durable, as after a notice: nothing trains on, so that nothing is copied."""
+        return self._save(blocking=True)
+
+    def save_behind(self) -> float:
+        """The same, with a copy of all of it before the call returns, as training might go on."""
+        return self._save(blocking=False)
+
+    def _save(self, *, blocking: bool) -> float:
         self.step += 1
         begin = time.perf_counter()
-        self.checkpointer.save(self.step, trigger="period", meta={})
+        self.checkpointer.save(self.step, trigger="period", meta={}, blocking=blocking)
         self.checkpointer.wait()
         return self.committed - begin
 
@@ -208,7 +215,7 @@ class Files:
 def disk_figures(folder: Path, size_mib: int, repeats: int) -> Iterator[Figure]:
     """Writing, reading and checking on a real disk."""
     files = Files(folder, size_mib)
-    writers = [files.save, files.storage, files.limit, files.raw]
+    writers = [files.save, files.save_behind, files.storage, files.limit, files.raw]
     writers += [files.torch_save, files.dcp, files.safetensors]
     for write in writers:
         write()
@@ -218,6 +225,7 @@ def disk_figures(folder: Path, size_mib: int, repeats: int) -> Iterator[Figure]:
     yield Figure(name="persist_vs_torch_save", bar=0.6, ours=t["save"], peer=t["torch_save"])
     yield Figure(name="persist_vs_dcp", bar=0.6, ours=t["save"], peer=t["dcp"])
     yield Figure(name="persist_vs_safetensors", bar=0.6, ours=t["save"], peer=t["safetensors"])
+    yield Figure(name="persist_copied_vs_limit", bar=None, ours=t["save_behind"], peer=t["limit"])
     yield Figure(name="storage_classes_vs_limit", bar=None, ours=t["storage"], peer=t["limit"])
 
     readers = [files.load, files.restore, files.verify, files.read_limit]
@@ -430,6 +438,7 @@ def main() -> None:
     size_mib, repeats = (12, 1) if args.quick else (args.size_mib, args.repeats)
     step_s, period_s = (0.02, 0.1) if args.quick else (STEP_S, PERIOD_S)
     figures: list[Figure] = []
+    args.dir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         disk = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.dir)))
         shm = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=TMPFS)))

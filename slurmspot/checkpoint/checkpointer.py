@@ -169,13 +169,13 @@ class Checkpointer:
         may_skip: bool = False,
         within_s: float | None = None,
         node_stays: bool = True,
+        blocking: bool = False,
     ) -> bool:
         """Copy the state of all objects, then persist and commit it in the background.
 
         Collective. Returns when training may go on and change everything, except that the copy of
         what only registered optimizers move may still be under way: their next step waits for it.
-        It is so with ``trigger="period"`` alone; for any other the copy is complete on return. A
-        failure shows in :meth:`failed` and :meth:`wait`.
+        A failure shows in :meth:`failed` and :meth:`wait`.
 
         Where ``in_flight`` saves are unfinished, waits for the oldest of them.
 
@@ -186,12 +186,15 @@ class Checkpointer:
             may_skip: rather do nothing than wait, on all ranks alike.
             within_s: seconds until this process may be killed; None if it is not known to be.
             node_stays: whether this node is there for the next attempt, as far as one knows.
+            blocking: return once it is committed, as :meth:`wait` does. Sooner than by waiting
+                for it: what is on the host is written from where it lies.
 
         Returns:
             Whether a save was begun.
 
         Raises:
             UsageError: the step has more than eight digits.
+            CheckpointWriteError: it was to block, and failed; the same on every rank.
         """
         begin = time.monotonic()
         steps.step_name(step)
@@ -203,8 +206,8 @@ class Checkpointer:
         self._settle()
         if full:
             self._threads.popleft().join()
-        snapshot, copying = self._snapshot(meta, late=trigger == "period")
-        order = Order(step=step, trigger=trigger, size_bytes=self._staging[-1].size_bytes)
+        snapshot, copying, size_bytes = self._snapshot(meta, still=blocking)
+        order = Order(step=step, trigger=trigger, size_bytes=size_bytes)
         save = _Save(
             order=order,
             local=self._goes_local(order, within_s, node_stays=node_stays),
@@ -219,6 +222,8 @@ class Checkpointer:
         thread.start()
         self._threads.append(thread)
         self._copying = copying
+        if blocking:
+            self.wait()
         return True
 
     def wait(self) -> None:
@@ -351,36 +356,46 @@ class Checkpointer:
         return take(self._key(name), self._parts[name].state())
 
     def _snapshot(
-        self, meta: Mapping[str, Any], *, late: bool
-    ) -> tuple[Callable[[], saving.Snapshot], Copying]:
-        """Copy everything; an error is kept for the save, where every rank hears of it."""
+        self, meta: Mapping[str, Any], *, still: bool
+    ) -> tuple[Callable[[], saving.Snapshot], Copying, int]:
+        """Copy everything, and count its bytes; an error is kept for the save to tell every rank.
+
+        Args:
+            still: nothing will change before the save is over.
+        """
         try:
             turn = {} if self._owner is None else {TURN: self._owner.turn}
             metadata = Encoded(encode({**meta, **turn}, "meta"))
             states = {name: self._take(name) for name in self._parts}
-            rooms, copying = self._copy(states.values(), late=late)
+            places, copying = self._copy(states.values(), late=True, still=still)
             self._staging.rotate(-1)
             captures = {
                 name: saving.Capture(
                     key=self._key(name),
-                    state=state.at(rooms),
+                    state=state.at(places),
                     per_rank=name in self._per_rank,
                     loose=frozenset(self._parts[name].loose(name)),
                 )
                 for name, state in states.items()
             }
         except Exception as error:  # noqa: BLE001 - raised again in the background
-            return _raiser(error), Copying({}, {}, movers=(), known=self._known, late=False)
-        snapshot = saving.Snapshot(captures=captures, metadata=metadata)
-        return lambda: snapshot, copying
+            nothing = Copying({}, {}, movers=(), known=self._known, late=False)
+            return _raiser(error), nothing, 0
+        snapshot = saving.Snapshot(captures=captures, metadata=metadata, ready=copying.ready)
+        size_bytes = sum(host.part(one).nbytes for one in places.values())
+        return lambda: snapshot, copying, size_bytes
 
     def _copy(
-        self, states: Iterable[State], *, late: bool = False
+        self, states: Iterable[State], *, late: bool = False, still: bool = False
     ) -> tuple[Mapping[str, torch.Tensor], Copying]:
+        """Where each tensor will be on the host, and the copying of those that must be copied."""
         tensors = {path: one for state in states for path, one in state.tensors.items()}
-        rooms = self._staging[0].rooms(tensors)
+        moving = {path: one for path, one in tensors.items() if one.is_cuda or not still}
+        rooms = self._staging[0].rooms(moving)
         movers = set().union(*(part.moved_by_step() for part in self._parts.values()))
-        return rooms, Copying(tensors, rooms, movers=movers, known=self._known, late=late)
+        return {**tensors, **rooms}, Copying(
+            moving, rooms, movers=movers, known=self._known, late=late
+        )
 
     def _join(self) -> None:
         """Wait until no save is in flight."""
@@ -403,11 +418,17 @@ class Checkpointer:
                 self._emit("snapshot_look", tensors=count, seconds=time.monotonic() - begin)
 
     def _persist(self, save: _Save) -> None:
-        stall_s = save.stall_s + save.copying.carry_out()
-        self._emit("snapshot_end", step=save.order.step, stall_s=stall_s)
+        copier = threading.Thread(
+            target=self._copy_rest, args=(save,), name="slurmspot-copy", daemon=True
+        )
+        copier.start()
         if save.earlier is not None:
             save.earlier.join()
         begin = time.monotonic()
+
+        def confirm() -> None:
+            copier.join()
+            save.copying.confirm()
 
         def on_written(size_bytes: int) -> None:
             seconds = time.monotonic() - begin
@@ -416,11 +437,7 @@ class Checkpointer:
         def write(writer: Hdf5StorageWriter) -> None:
             try:
                 saving.save(
-                    writer,
-                    save.snapshot,
-                    ranks=self._ranks,
-                    on_written=on_written,
-                    confirm=save.copying.confirm,
+                    writer, save.snapshot, ranks=self._ranks, on_written=on_written, confirm=confirm
                 )
             except CheckpointError:
                 if self._owner is not None:
@@ -433,10 +450,16 @@ class Checkpointer:
                 write(Hdf5StorageWriter(target, keep_existing=True, desk=self._desk))
                 self._arrived(save.order, time.monotonic() - begin)
         except Exception as error:  # noqa: BLE001 - told by failed() and wait(), never lost
+            copier.join()
             self._failure = saving.failure(save.order.step, error)
             self._emit("save_failed", step=save.order.step, error=self._failure.why)
             return
         self._failure = None
+
+    def _copy_rest(self, save: _Save) -> None:
+        """Copy while the first of it is written already."""
+        stall_s = save.stall_s + save.copying.carry_out()
+        self._emit("snapshot_end", step=save.order.step, stall_s=stall_s)
 
     def _saved_locally(self, save: _Save, write: Callable[[Hdf5StorageWriter], None]) -> bool:
         """Commit on the nodes' disks, if it should be; the remote tier stands in for them."""

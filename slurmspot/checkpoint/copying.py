@@ -98,8 +98,9 @@ class Copying:
     """One copy of a state, part of which may still be under way.
 
     The thread that trains makes it, which copies what cannot wait, and calls :meth:`settle`
-    before anything that is copied late may change. Another thread calls :meth:`carry_out`, uses
-    the rooms, and asks :meth:`confirm` before it makes anything of them final.
+    before anything that is copied late may change. A second thread calls :meth:`carry_out`. A
+    third may use each room once :meth:`ready` returns, and asks :meth:`confirm`, when the second
+    is done, before it makes anything of them final.
 
     Args:
         tensors: what to copy, by path.
@@ -121,16 +122,19 @@ class Copying:
         self._known = known
         self._late: list[_Item] = []
         self._looks: list[_Item] = []
+        self._missing = {path for path, tensor in tensors.items() if tensor.is_cuda}
         for path, tensor in tensors.items():
             moves_in_step = _is_moved(tensor, movers)
             item = _Item(path, tensor, rooms[path], _changes_of(tensor) if moves_in_step else 0)
             if moves_in_step and late and known.steady(path):
                 self._late.append(item)
+                self._missing.add(path)
                 continue
             if moves_in_step and known.unknown(path):
                 self._looks.append(item)
             item.copy()
         self._streams = _queue(self._late, tensors.values())
+        self._arrived = threading.Condition()
         self._over = threading.Event()
         self._waiting_since: float | None = None
         self._lock = threading.Lock()
@@ -163,12 +167,19 @@ class Copying:
             for item in self._late:
                 if not item.live.is_cuda:
                     item.copy_aside()
+                    self._have({item.path})
         since = self._waiting_since
         waited_s = 0.0 if since is None else time.monotonic() - since
         self._over.set()
         with self._errors_kept():
             waited_s += sum(stream.wait() for stream in self._streams)
+        self._have(self._missing)
         return waited_s
+
+    def ready(self, path: str) -> None:
+        """Return when the copy of ``path`` is complete, or will never be."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: path not in self._missing)
 
     def confirm(self) -> None:
         """Check that what was copied is the state at the boundary, and nothing later.
@@ -187,6 +198,11 @@ class Copying:
                 why=f"{len(changed)} tensors moved between two steps of their optimizer",
                 fix="nothing: from now on these are copied before training goes on",
             )
+
+    def _have(self, paths: set[str]) -> None:
+        with self._arrived:
+            self._missing -= paths
+            self._arrived.notify_all()
 
     @contextlib.contextmanager
     def _errors_kept(self) -> Iterator[None]:

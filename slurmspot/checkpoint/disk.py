@@ -1,7 +1,8 @@
 """The calls by which data files reach the disk: past the page cache where that is possible.
 
-Direct I/O (``O_DIRECT``) needs offset, size and memory aligned to a block. File systems that
-refuse it (tmpfs, some network file systems) are used through the page cache instead, which is said
+Direct I/O (``O_DIRECT``) needs offset and size aligned to a block, and memory as the device wants
+it, which newer kernels tell (``STATX_DIOALIGN``). File systems that refuse it (some network file
+systems) or have nothing to go past (tmpfs) are used through the page cache instead, which is said
 once for each.
 """
 
@@ -26,11 +27,15 @@ BLOCK_BYTES = 4096
 """What direct I/O is aligned to: a multiple of every disk's logical block."""
 
 _IOV_MAX = 1024
+_AT_EMPTY_PATH = 0x1000
+_STATX_DIOALIGN = 0x2000
 _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
 _log = logging.getLogger("slurmspot.checkpoint")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_libc.fstatfs.argtypes = (ctypes.c_int, ctypes.c_void_p)
+_IN_MEMORY = {0x01021994, 0x858458F6}  # tmpfs, ramfs: TMPFS_MAGIC and RAMFS_MAGIC of statfs(2)
 
 
 def aligned(size_bytes: int) -> Bytes:
@@ -63,6 +68,9 @@ REAL = Disk()
 class OutFile:
     """A new file of a known size, written in any order by any number of threads.
 
+    Attributes:
+        memory_alignment: of whole blocks that are written directly, in bytes.
+
     Raises:
         OSError: it exists, or there is no room for it.
     """
@@ -74,8 +82,10 @@ class OutFile:
         self._opened = [self._fd]
         try:
             self._direct = _reopen(self._opened, os.O_WRONLY)
+            self.memory_alignment = _memory_alignment(self._fd)
             # Blocks that exist, inside the file's size, are written by several threads at once.
-            _allocate(self._fd, _up(size_bytes) if self._direct is not None else size_bytes)
+            if not _is_in_memory(self._fd):  # there, it would be to write all of it twice
+                _allocate(self._fd, _up(size_bytes) if self._direct is not None else size_bytes)
         except BaseException:
             self.close()
             raise
@@ -115,6 +125,9 @@ class InFile:
 
     Args:
         direct: past the page cache, for what is not in it; else always through it.
+
+    Attributes:
+        memory_alignment: of whole blocks that are read directly, in bytes.
     """
 
     def __init__(self, fd: int, *, direct: bool = True, disk: Disk = REAL) -> None:
@@ -122,6 +135,7 @@ class InFile:
         self._disk = disk
         self._opened = [fd]
         self._direct = _reopen(self._opened, os.O_RDONLY) if direct else None
+        self.memory_alignment = _memory_alignment(fd)
         self.size_bytes = os.fstat(fd).st_size
         self._map = None if self._direct is None else _mapped(fd)
 
@@ -171,6 +185,8 @@ class InFile:
 def _reopen(opened: list[int], access: int) -> int | None:
     """The one file in ``opened`` once more, for direct I/O; None if its file system refuses."""
     (fd,) = opened
+    if _is_in_memory(fd):
+        return None
     try:
         direct = os.open(f"/proc/self/fd/{fd}", access | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:
@@ -178,6 +194,22 @@ def _reopen(opened: list[int], access: int) -> int | None:
         return None
     opened.append(direct)
     return direct
+
+
+def _is_in_memory(fd: int) -> bool:
+    answer = (ctypes.c_long * 64)()  # struct statfs begins with the type, as a long
+    return not _libc.fstatfs(fd, answer) and answer[0] in _IN_MEMORY
+
+
+def _memory_alignment(fd: int) -> int:
+    """What statx(2) says that direct I/O needs; a block where it says nothing."""
+    answer = (ctypes.c_uint32 * 64)()  # struct statx: stx_mask comes first, 256 bytes in all
+    try:
+        failed = _libc.statx(fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, answer)
+    except AttributeError:  # a C library older than the call
+        return BLOCK_BYTES
+    told = answer[38] if not failed and answer[0] & _STATX_DIOALIGN else 0  # stx_dio_mem_align
+    return told or BLOCK_BYTES
 
 
 def _mapped(fd: int) -> Bytes | None:

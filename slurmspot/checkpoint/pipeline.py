@@ -81,7 +81,7 @@ class _Piece:
         copies = [(one.memory, one.within(buffer)) for one in self.parts if one.memory is not None]
         return [buffer[: self.size]], copies
 
-    def in_blocks(self, buffer: Bytes) -> _Moves:
+    def in_blocks(self, buffer: Bytes, alignment: int) -> _Moves:
         """Whole blocks of aligned memory: a part's own if it has such, else the buffer's."""
         memory = []
         copies = []
@@ -89,8 +89,8 @@ class _Piece:
         for part in self.parts:
             if part.memory is None:
                 continue
-            aligned = part.at % BLOCK_BYTES == part.memory.ctypes.data % BLOCK_BYTES == 0
-            own = part.size - part.size % BLOCK_BYTES if aligned else 0
+            fits = part.at % BLOCK_BYTES == part.memory.ctypes.data % alignment == 0
+            own = part.size - part.size % BLOCK_BYTES if fits else 0
             if own:
                 if part.at > end:
                     memory.append(buffer[end : part.at])
@@ -117,7 +117,7 @@ def write(file: OutFile, runs: Sequence[Run]) -> None:
     def move(piece: _Piece, buffer: Bytes, turn: _Turn) -> None:
         if file.direct:
             buffer[piece.size : piece.size + BLOCK_BYTES] = 0
-            memory, copies = piece.in_blocks(buffer)
+            memory, copies = piece.in_blocks(buffer, file.memory_alignment)
         elif len(piece.parts) <= _FEW:
             memory, copies = piece.in_place(buffer)
         else:
@@ -150,7 +150,7 @@ def read(file: InFile, runs: Sequence[Run], progress: Callable[[int], None] | No
         few = len(piece.parts) <= _FEW
         memory, copies = piece.in_place(buffer) if few else piece.together(buffer)
         if not file.read_cached(memory, piece.start):
-            memory, copies = piece.in_blocks(buffer)
+            memory, copies = piece.in_blocks(buffer, file.memory_alignment)
             file.read_direct(memory, piece.start)
         for own, through in copies:
             own[:] = through

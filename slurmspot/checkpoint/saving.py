@@ -42,10 +42,12 @@ class Snapshot:
     Attributes:
         captures: every registered object's state, by its name.
         metadata: what the caller wants kept with them, as tagged JSON; the first rank's counts.
+        ready: returns when the tensor of a given path may be read.
     """
 
     captures: Mapping[str, Capture]
     metadata: Encoded
+    ready: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,8 @@ def save(
         writer: knows where; not used before.
         snapshot: gives this rank's part; may raise.
         on_written: called on each rank with the bytes it has made durable, before the commit.
-        confirm: called on each rank when all is written; raises if it must not be committed.
+        confirm: called on each rank when all is written; returns when all of the snapshot may be
+            read; raises if it must not be committed.
 
     Raises:
         SlurmspotError: a rank failed; the same on every rank.
@@ -91,6 +94,7 @@ def save(
         mine = snapshot()
         captures.update(mine.captures)
         writer.metadata = mine.metadata
+        writer.ready = mine.ready
         state: dict[str, Any] = {}
         for capture in mine.captures.values():
             state[capture.key] = Encoded(capture.state.skeleton)

@@ -16,7 +16,7 @@ import io
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ class Hdf5StorageWriter(StorageWriter):
 
     Attributes:
         size_bytes: of the file that this rank has written.
+        ready: called before the tensor of a given name is read; returns when it may be.
         hashes: XXH3-128 of each tensor of which this rank has written just one piece, by name.
     """
 
@@ -92,6 +93,7 @@ class Hdf5StorageWriter(StorageWriter):
         self._step = step
         self.metadata = metadata
         self._keep_existing = keep_existing
+        self.ready: Callable[[str], object] = lambda _: None
         self.objects: Mapping[str, ObjectRecord] = {}
         self.nodes: Mapping[str, str] = {}
         self.size_bytes = 0
@@ -139,6 +141,7 @@ class Hdf5StorageWriter(StorageWriter):
         if tensors:
 
             def data(i: int) -> memoryview:
+                self.ready(tensors[i].index.fqn)
                 tensor = planner.resolve_data(tensors[i])
                 if not isinstance(tensor, torch.Tensor):
                     raise CheckpointWriteError(f"{tensors[i].index.fqn} is not a tensor")

@@ -418,14 +418,15 @@ class Run:
             may_skip=may_skip,
             within_s=within_s,
             node_stays=notice is None or not notice.machine,
+            blocking=trigger in {"notice", "final"},
         ):
             self._saved_step = self.step
 
     def _leave(self, remaining_s: float | None) -> None:
         until_ns = self._clock.mono_ns() + int(((remaining_s or 0) - _LEAVING_S) * _S)
         self._events.write("agreed", step=self.step)
-        self._save("notice", within_s=remaining_s)
         try:
+            self._save("notice", within_s=remaining_s)
             self._checkpointer.wait()
             self._checkpointer.drain(max(0.0, (until_ns - self._clock.mono_ns()) / _S))
         except FencedError:

@@ -72,7 +72,7 @@ def slow_copies(monkeypatch):
     real = copying._Item.copy_aside
 
     def late(item):
-        go_on.wait(0.3)
+        go_on.wait(1.0)
         go_on.set()
         real(item)
 
@@ -128,7 +128,7 @@ def test_what_training_waits_for_the_copy_is_counted(tmp_path, slow_copies):
     training = Training(tmp_path, emit=lambda event, **data: told.append((event, data))).familiar()
     slow_copies.clear()
     training.save()
-    training.step()  # waits for the copy, which begins by itself after 0.3 s
+    training.step()  # waits for the copy, which begins by itself after 1 s
     training.checkpointer.wait()
     stall_s = [data["stall_s"] for event, data in told if event == "snapshot_end"][-1]
     assert 0.1 < stall_s < 10
@@ -168,14 +168,59 @@ def test_only_what_the_optimizer_moves_is_copied_late(tmp_path):
     assert {"model/tied.weight", "optimizer/state/model.0.weight/exp_avg"} < late
 
 
-def test_other_saves_than_periodic_ones_are_complete_on_return(tmp_path, slow_copies):
-    training = Training(tmp_path).familiar()
+def test_a_blocking_save_is_durable_on_return_and_takes_no_copy(tmp_path):
+    training = Training(tmp_path)
+    training.step()
     at_save = training.digest()
-    slow_copies.clear()
-    training.checkpointer.save(training.step_done, trigger="notice", meta={})
-    for parameter in training.model.parameters():
-        parameter.data.zero_()
+    assert training.save(blocking=True)
+    assert list(steps.committed(tmp_path)) == [1]
+    assert training.checkpointer.staging_bytes < 4096 * 2
+    training.step()
+    assert saved_digest(tmp_path) == at_save
+
+
+def test_a_blocking_save_that_fails_says_so_itself(tmp_path, monkeypatch):
+    training = Training(tmp_path)
+    training.step()
+
+    def fail(*_):
+        raise OSError(28, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("slurmspot.checkpoint.disk.OutFile.finish", fail)
+        with pytest.raises(CheckpointWriteError, match="no space left"):
+            training.save(blocking=True)
+    assert not steps.partials(tmp_path)
+    assert training.save(blocking=True)
+
+
+def test_writing_begins_before_all_is_copied(tmp_path, monkeypatch):
+    training = Training(tmp_path).familiar()
+    read, real = [], copying._Item.copy_aside
+    first_read = threading.Event()
+
+    def ready(copies, path):
+        Copying.real_ready(copies, path)
+        read.append(path)
+        first_read.set()
+
+    def copy(item):
+        if item.path == last:
+            assert first_read.wait(30)
+        real(item)
+
+    training.save()
+    last = training.checkpointer._copying._late[-1].path
+    training.step()
     training.checkpointer.wait()
+    monkeypatch.setattr(Copying, "real_ready", Copying.ready, raising=False)
+    monkeypatch.setattr(Copying, "ready", ready)
+    monkeypatch.setattr(copying._Item, "copy_aside", copy)
+    at_save = training.digest()
+    training.save()
+    training.step()
+    training.checkpointer.wait()
+    assert read.index(last) > 0
     assert saved_digest(tmp_path) == at_save
 
 
