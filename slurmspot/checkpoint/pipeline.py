@@ -16,8 +16,8 @@ import xxhash
 
 from slurmspot.checkpoint.disk import BLOCK_BYTES, Bytes, InFile, OutFile, aligned
 
-PIECE_BYTES = 8 << 20
-THREADS = 4
+PIECE_BYTES = 4 << 20
+THREADS = 8  # while some hash or copy, others keep the disk busy
 _BRIDGE_BYTES = 64 << 10  # reading over a gap this small beats beginning a new piece
 _FEW = 64  # so many parts of a piece are moved each by itself
 

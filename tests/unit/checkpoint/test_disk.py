@@ -110,7 +110,7 @@ sizes = st.one_of(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    pieces=st.lists(st.tuples(sizes, st.sampled_from([0, 0, 8, 64])), min_size=1, max_size=12),
+    pieces=st.lists(st.tuples(sizes, st.sampled_from([0, 0, 8, 64, 512])), min_size=1, max_size=12),
     wanted=st.sets(st.integers(0, 11)),
     how=st.tuples(st.booleans(), st.booleans(), st.sampled_from([None, BLOCK_BYTES])),
 )
@@ -220,6 +220,32 @@ def test_direct_io_that_is_refused_late_is_given_up_and_said_once(tmp_path, capl
     assert (tmp_path / "f").read_bytes() == whole
     assert digest.hexdigest() == xxhash.xxh3_128_hexdigest(whole)
     assert len([one for one in caplog.messages if "refuses direct I/O" in one]) == 1
+
+
+@pytest.fixture(params=["a new kernel", "an old kernel"])
+def kernel(request, monkeypatch):
+    """One that answers cachestat(2) and statx(2) about direct I/O, and one that does not."""
+    if request.param == "an old kernel":
+        monkeypatch.setattr(disk, "_CACHESTAT", 1 << 20)
+        monkeypatch.setattr(disk, "_STATX_DIOALIGN", 0)
+    return request.param
+
+
+def test_what_the_page_cache_holds_is_known_and_not_read_by_asking(tmp_path, kernel):
+    size = 64 * BLOCK_BYTES
+    write(tmp_path / "f", [noise(size)])
+    fd = os.open(tmp_path / "f", os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    file = InFile(fd)
+    room = [aligned(size, 0)]
+    for _ in range(2):  # where direct I/O is refused, all is read as if it were cached
+        assert file.read_cached(room, 0) is (file._direct is None)
+    (tmp_path / "f").read_bytes()
+    assert file.read_cached(room, 0)
+    assert room[0].tobytes() == (tmp_path / "f").read_bytes()
+    if kernel == "an old kernel":
+        assert file.memory_alignment == BLOCK_BYTES
+    file.close()
 
 
 def test_no_descriptor_is_left_open(folder):
