@@ -8,6 +8,7 @@
     ├── NotFoundError           3  nothing there by that name
     ├── SlurmError              1  Slurm answered, and refused
     │   └── SlurmUnreachableError  4  Slurm did not answer
+    │       └── NoSlurmError          there is none here to answer
     └── CheckpointError         1  a checkpoint could not be used
         ├── CorruptCheckpointError     its bytes are not the bytes that were saved
         ├── MismatchedCheckpointError  intact, but of another model or state
@@ -67,6 +68,10 @@ class SlurmUnreachableError(SlurmError):
     """Slurm's commands are missing, or its controller does not answer."""
 
     exit_code = 4
+
+
+class NoSlurmError(SlurmUnreachableError):
+    """This machine has no Slurm commands, or does not know which cluster they should ask."""
 
 
 class CheckpointError(SlurmspotError):

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slurmspot.errors import SlurmError, SlurmUnreachableError
+from slurmspot.errors import NoSlurmError, SlurmError, SlurmUnreachableError
 from slurmspot.settings import slurm_conf
 
 _UNREACHABLE = (
@@ -43,12 +43,12 @@ def run(argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 60.
     """Run ``argv`` (never through a shell) and return what it left, whatever its exit code.
 
     Raises:
-        SlurmUnreachableError: the command or the cluster's slurm.conf does not exist, or there was
-            no answer in time.
+        NoSlurmError: the command does not exist, or the slurm.conf that it should read.
+        SlurmUnreachableError: it did not answer in time.
     """
     conf = slurm_conf()
     if conf is not None and not conf.exists():  # Slurm itself would wait a minute for it
-        raise SlurmUnreachableError(
+        raise NoSlurmError(
             f"there is no {conf}, which SLURM_CONF names",
             fix="set SLURM_CONF to the slurm.conf of a cluster; "
             "`slurmspot sandbox up` prints that of a private one",
@@ -64,7 +64,7 @@ def run(argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 60.
             check=False,
         )
     except FileNotFoundError:
-        raise SlurmUnreachableError(
+        raise NoSlurmError(
             f"{argv[0]} is not on PATH",
             why="Slurm's client commands are not installed here, or their module is not loaded",
             fix="run this on a login node; or try it out with `slurmspot sandbox up`",
@@ -82,6 +82,7 @@ def checked(runner: Runner, argv: Sequence[str], *, stdin: str | None = None) ->
     """Run ``argv`` and return its stdout.
 
     Raises:
+        NoSlurmError: the command finds no cluster.
         SlurmUnreachableError: Slurm did not answer.
         SlurmError: Slurm answered and refused; ``why`` holds its own words.
     """
@@ -91,7 +92,7 @@ def checked(runner: Runner, argv: Sequence[str], *, stdin: str | None = None) ->
     words = (output.stderr.strip() or output.stdout.strip()).removeprefix(f"{argv[0]}: error: ")
     last = words.rpartition("\n")[2].removeprefix(f"{argv[0]}: ").removeprefix("fatal: ")
     if any(sign in words for sign in _NO_CLUSTER):
-        raise SlurmUnreachableError(
+        raise NoSlurmError(
             "this machine does not know its Slurm cluster",
             why=last,
             fix="run this on a login node, or set SLURM_CONF to the cluster's slurm.conf; "

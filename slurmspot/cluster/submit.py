@@ -21,7 +21,7 @@ from slurmspot import settings
 from slurmspot.cluster import scontrol
 from slurmspot.cluster.command import Runner, run
 from slurmspot.cluster.spec import Spec
-from slurmspot.errors import NotFoundError, SlurmError, SlurmUnreachableError, UsageError
+from slurmspot.errors import NoSlurmError, NotFoundError, SlurmError, UsageError
 from slurmspot.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -100,13 +100,12 @@ def submit(
 
     Raises:
         UsageError: the run is already complete, or a job of it is still queued or running.
-        SlurmUnreachableError: there is no sbatch, or the controller does not answer.
+        NoSlurmError: there is no sbatch.
+        SlurmUnreachableError: the controller does not answer.
         SlurmError: sbatch refused; ``why`` holds its words.
     """
     if shutil.which("sbatch") is None:
-        raise SlurmUnreachableError(
-            "sbatch is not on PATH", fix="launch from a login node of the cluster"
-        )
+        raise NoSlurmError("sbatch is not on PATH", fix="launch from a login node of the cluster")
     if folder.finished.exists():
         raise UsageError(f"{folder.path} is already complete", fix="choose a new run folder")
     _refuse_second_writer(folder, runner)

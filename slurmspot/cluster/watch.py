@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from slurmspot.cluster import scontrol
 from slurmspot.cluster.command import Runner, run
 from slurmspot.cluster.scontrol import JobState
-from slurmspot.errors import NotFoundError, SlurmError, SlurmUnreachableError
+from slurmspot.errors import NoSlurmError, NotFoundError, SlurmError, SlurmUnreachableError
 
 # What Slurm writes when a job has exited within its grace once too often (MaxBatchRequeue).
 _LAUNCH_LIMIT = "launch failure limit exceeded"
@@ -45,15 +45,22 @@ def follow(
     A controller that does not answer for a while is waited for: it is restarted more often than a
     run ends. Slurm's own requeue backoff is lifted, and a job that Slurm holds for having been
     requeued too often is released; both are the owner's right.
+
+    Raises:
+        NoSlurmError: there is no cluster to ask, as was seen at the first look.
     """
+    known = False
     lifted: set[int] = set()  # restarts whose backoff has been lifted: again would put it off
     while True:
         try:
             sighting = _look(job_id, runner, lifted)
         except SlurmUnreachableError as error:
+            if isinstance(error, NoSlurmError) and not known:
+                raise
             sighting = Sighting(
                 job=JobState(job_id=job_id, state="UNKNOWN"), action=error.why or error.what
             )
+        known = True
         yield sighting
         if sighting.over:
             return

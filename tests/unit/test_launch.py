@@ -9,7 +9,7 @@ from slurmspot.cluster import submit
 from slurmspot.cluster.command import Output
 from slurmspot.cluster.spec import Spec, build
 from slurmspot.cluster.submit import Windows, batch_script, check
-from slurmspot.errors import SlurmUnreachableError, UsageError
+from slurmspot.errors import NoSlurmError, UsageError
 from slurmspot.runfolder import RunFolder
 
 WINDOWS = Windows(window_s=15, kill_wait_s=5)
@@ -189,7 +189,7 @@ def test_more_than_the_cluster_has(asked, words):
 
 def test_without_slurm_on_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SlurmUnreachableError, match="not on PATH") as caught:
+    with pytest.raises(NoSlurmError, match="not on PATH") as caught:
         check(Spec(command=("x",)))
     assert caught.value.exit_code == 4
 

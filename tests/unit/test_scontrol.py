@@ -5,7 +5,7 @@ import pytest
 from slurmspot.cluster import scontrol
 from slurmspot.cluster.command import Output, checked
 from slurmspot.cluster.watch import follow
-from slurmspot.errors import NotFoundError, SlurmError, SlurmUnreachableError
+from slurmspot.errors import NoSlurmError, NotFoundError, SlurmError, SlurmUnreachableError
 
 
 def answering(stdout="", stderr="", returncode=0):
@@ -100,7 +100,7 @@ scontrol: fatal: Could not establish a configuration source
 
 
 def test_a_machine_without_a_cluster_is_not_told_of_its_resolver():
-    with pytest.raises(SlurmUnreachableError) as caught:
+    with pytest.raises(NoSlurmError) as caught:
         checked(answering(stderr=UNCONFIGURED, returncode=1), ["scontrol", "show", "node"])
     assert str(caught.value).startswith(
         "this machine does not know its Slurm cluster\n"
@@ -123,6 +123,8 @@ class Job:
         state = self.states.pop(0)
         if state is None:
             return Output(stdout="", stderr="Invalid job id specified", returncode=1)
+        if state == "nowhere":
+            return Output(stdout="", stderr=UNCONFIGURED, returncode=1)
         if state == "down":
             return Output(stdout="", stderr="Unable to contact slurm controller", returncode=1)
         return Output(stdout=f"JobId=5 JobName=x {state}\n", stderr="", returncode=0)
@@ -155,6 +157,15 @@ def test_a_job_is_followed_through_its_interruptions():
     ]
     lift = ["update", "JobId=5", "StartTime=now+3"]
     assert job.actions == [lift, lift, ["release", "5"]]
+
+
+def test_a_job_is_not_waited_for_where_there_is_no_cluster():
+    """Later on it is an outage: where the configuration comes from the controller, it fails so."""
+    with pytest.raises(NoSlurmError):
+        _follow(Job("nowhere"))
+    running, over = "JobState=RUNNING Reason=None", "JobState=COMPLETED Reason=None"
+    states = [state for state, _ in _follow(Job(running, "nowhere", over))]
+    assert states == ["RUNNING", "UNKNOWN", "COMPLETED"]
 
 
 def test_a_job_that_slurm_has_forgotten_is_over():
