@@ -24,10 +24,11 @@ from slurmspot.report.costs import bill_table, missing_prices, unpriced
 from slurmspot.report.history import History
 from slurmspot.runfolder import RunFolder
 from slurmspot.timeline.attempts import Attempt
+from slurmspot.timeline.lives import chains
 from slurmspot.timeline.moments import since_first
-from slurmspot.timeline.ranks import by_node, by_rank
+from slurmspot.timeline.ranks import Part, by_node, by_rank
 from slurmspot.timeline.records import COMMAND
-from slurmspot.timeline.recovery import breakdown
+from slurmspot.timeline.recovery import breakdown, ended_as
 
 _MOST_TOLD = 20  # rows that were not understood
 _SHORTEST_S = 0.05  # a phase that would read 0.0 s is not shown
@@ -190,6 +191,12 @@ def ranks_text(found: History, *, bold: bool) -> str:
     numbers = ["RANK", "IMPORTS", "RESTORE", "STALLS", "WRITING", "WROTE", "LAST STEP", "EXIT"]
     header = ["ATTEMPT", "RANK", "NODE", "STARTED", *numbers[1:]]
     parts = by_rank(found.events)
+    kinds = {
+        life.events[0].attempt: life.kind
+        for chain in chains(found.timeline.jobs, found.events)
+        for life in chain
+        if life.events
+    }
     rows = [
         [
             part.attempt,
@@ -199,12 +206,21 @@ def ranks_text(found: History, *, bold: bool) -> str:
             *map(table.duration, (part.imports_s, part.restore_s, part.stall_s, part.persist_s)),
             f"{part.written_bytes / 1e6:,.1f} MB",
             "-" if part.last_step is None else f"{part.last_step:,}",
-            "killed" if part.exit_code is None else str(part.exit_code),
+            _farewell(part, kinds.get(part.attempt)),
         ]
         for part in (*parts, *by_node(parts))
     ]
     clocks = [f"{one}" for one in found.clocks]
     return "\n".join([table.render(header, rows, right=numbers, bold=bold), *clocks])
+
+
+def _farewell(part: Part, kind: str | None) -> str:
+    """How a rank left: its exit code, or what is known of one that did not say."""
+    if part.exit_code is not None:
+        return str(part.exit_code)
+    return {"running": "still there", "failed": "failed", "completed": "-"}.get(
+        kind or "", "killed"
+    )
 
 
 def _log_json(found: History) -> dict[str, Any]:
@@ -294,13 +310,14 @@ def time_zone(name: str | None) -> ZoneInfo | None:
 
 def text(found: History, *, bold: bool) -> str:
     """The history as a table, one line an attempt, and where its time went."""
+    ends = {(one.job_id, one.attempt): one for one in found.interruptions}
     header = ["JOB", "NAME", "#", "KIND", "SUBMIT", "WAIT", "RAN", "GONE AFTER", "GPUS", "NODES"]
     rows = [
         [
             job.job_id,
             job.name,
             str(attempt.index),
-            attempt.kind,
+            ended_as(attempt, ends.get((job.job_id, attempt.index))),
             f"{attempt.submit:%m-%d %H:%M:%S}",
             *_lengths(attempt),
             "-" if attempt.gpus is None else str(attempt.gpus),
@@ -326,7 +343,7 @@ def text(found: History, *, bold: bool) -> str:
                 *(one.job_id, str(one.attempt), name.replace("_", " ")),
                 *(f"{time:%m-%d %H:%M:%S.%f}"[:-5], table.duration(after_s)),
             ]
-            for one in found.interruptions
+            for one in ends.values()
             for name, time, after_s in since_first(one.moments)
         ]
         if passed:

@@ -32,7 +32,13 @@ from slurmspot.report.table import duration
 from slurmspot.timeline.attempts import Attempt, Job
 from slurmspot.timeline.lives import INJECTOR, chains, moment
 from slurmspot.timeline.moments import MOMENTS, since_first
-from slurmspot.timeline.recovery import Interruption, breakdown, finished
+from slurmspot.timeline.recovery import (
+    Interruption,
+    breakdown,
+    ended_as,
+    false_starts,
+    finished,
+)
 
 _RTO_ORDER = (
     *("train", "notice", "snapshot", "save", "exit", "teardown", "release", "between"),
@@ -75,7 +81,7 @@ def build_document(
         breaks=tuple((one.at_step, one.kind) for one in facts.every if one.at_step is not None),
         interruptions=_interruption_table(facts.found),
         moments=_moment_table(facts.found),
-        attempts=_attempt_table(runs),
+        attempts=_attempt_table(runs, facts.found),
         spreads=tuple(_spreads(facts.every)),
         parts=_part_table(facts.found),
         falls=falls(facts.whole, facts.base_bill),
@@ -194,6 +200,10 @@ def _lead(facts: _Facts) -> list[str]:
         lead.append(f"It came back {back}.")
     else:
         lead.append("Nothing interrupted the work.")
+    failed = sum(false_starts(run.jobs, run.events) for run, _ in facts.found)
+    if failed:
+        attempts = "One attempt" if failed == 1 else f"{failed} attempts"
+        lead.append(f"{attempts} ended by a fault of its own before the first step.")
     if not facts.done:
         lead.append("It is not finished yet.")
     if facts.equal is not None:
@@ -443,14 +453,17 @@ def _offsets(one: Interruption) -> list[str]:
     return [duration(after_s.get(name)) for name in MOMENTS]
 
 
-def _attempt_table(runs: Sequence[RunReport]) -> Table:
+def _attempt_table(
+    runs: Sequence[RunReport], found: Sequence[tuple[RunReport, Sequence[Interruption]]]
+) -> Table:
+    ends = {(run.label, one.job_id, one.attempt): one for run, ones in found for one in ones}
     header = ("Run", "Job", "Attempt", "Ended as", "Submitted", "Waited", "Ran", "GPUs", "Nodes")
     rows = tuple(
         (
             run.label,
             job.job_id,
             str(attempt.index),
-            attempt.kind.replace("_", " "),
+            ended_as(attempt, ends.get((run.label, job.job_id, attempt.index))),
             f"{attempt.submit:%Y-%m-%d %H:%M:%S}",
             _length(attempt, attempt.submit, attempt.start),
             _length(attempt, attempt.start, attempt.process_exit),

@@ -18,7 +18,7 @@ class Standing:
     """Where a run stands.
 
     Attributes:
-        attempts: how many have started and logged.
+        attempts: how many have started; of a job, as many as its newest restart says.
         notices: attempts that were warned.
         phase: what the newest attempt is doing (see :mod:`slurmspot.timeline.phases`), None
             between attempts; ``phase_s`` for how long.
@@ -56,7 +56,7 @@ def standing(events: Sequence[Event], *, now: datetime) -> Standing:
     phase = newest.phases[-1] if newest and newest.kind == "running" else None
     found = tuple(interruptions(jobs, logged))
     return Standing(
-        attempts=len({e.attempt for e in logged if e.event == "attempt_start"}),
+        attempts=sum(max((a.restarts or 0) for a in job.attempts) + 1 for job in jobs),
         notices=len({e.attempt for e in logged if e.event == "notice"}),
         phase=phase.name if phase else None,
         phase_s=max(0.0, (now - phase.start).total_seconds()) if phase else None,

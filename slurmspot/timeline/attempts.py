@@ -209,7 +209,7 @@ def _collector_paused() -> Iterator[None]:
 
 def _timeline(rows: Rows) -> Timeline:
     jobs: list[Job] = []
-    notes: list[str] = []
+    notes = [_told_apart(rows.repeated)] if rows.repeated else []
     rejected = rows.rejected
 
     def reject(line: int, reason: str) -> None:
@@ -239,6 +239,14 @@ def _timeline(rows: Rows) -> Timeline:
         jobs=tuple(jobs),
         rejected=tuple(sorted(rejected, key=lambda row: row.line)),
         notes=tuple(notes),
+    )
+
+
+def _told_apart(lines: Sequence[int]) -> str:
+    some = ", ".join(map(str, lines[:3])) + (", …" if len(lines) > 3 else "")
+    return (
+        f"{len(lines)} records have a time in the hour that clocks repeat (line {some}), read so "
+        "that submission, start and end follow one another and ElapsedRaw fits, else as the earlier"
     )
 
 

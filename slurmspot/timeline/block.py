@@ -43,4 +43,3 @@ class Block:
         if 0 < field < self._inner:
             return self._cells[field :: self._inner]
         return self._lasts if field else self._firsts
-

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Protocol
 
-BLOCK_BYTES = 1 << 17
+BLOCK_BYTES = 1 << 16
 """A block's size: few enough to stay in the processor's cache, enough to be worth a call."""
 
 

@@ -16,12 +16,13 @@ from itertools import pairwise
 from typing import Any
 
 from slurmspot.events import Event
-from slurmspot.timeline.attempts import Job
+from slurmspot.timeline.attempts import Attempt, Job
 from slurmspot.timeline.lives import INJECTOR, Life, chains, elapsed_s, is_step, moment
 from slurmspot.timeline.moments import moments
 from slurmspot.timeline.outages import Outage
 
 _INJECTION_SLACK = timedelta(seconds=5)
+_SAVED = 75  # exit codes from here on ask for another attempt
 _KILLED = 128  # a shell's exit code for death by signal N is 128 + N
 
 
@@ -83,8 +84,9 @@ def interruptions(
 ) -> list[Interruption]:
     """Every attempt after which the run was not finished, in order of time for each job.
 
-    All jobs are taken to carry on the same training, as those of one run do. For jobs that have
-    nothing to do with one another see :func:`of_each`.
+    One that ended by a fault of its own before it had run a step interrupted nothing and is left
+    out; see :func:`false_starts`. All jobs are taken to carry on the same training, as those of one
+    run do. For jobs that have nothing to do with one another see :func:`of_each`.
 
     Args:
         outages: what Slurm's database knows of nodes, in order of time.
@@ -101,6 +103,24 @@ def interruptions(
 def of_each(jobs: Iterable[Job], outages: Sequence[Outage] = ()) -> list[Interruption]:
     """The interruptions of jobs that have nothing to do with one another, as in an export."""
     return [one for job in jobs for one in interruptions([job], outages=outages)]
+
+
+def false_starts(jobs: Sequence[Job], events: Iterable[Event] = ()) -> int:
+    """How many attempts ended by a fault of their own before they had run a step."""
+    found = chains(jobs, tuple(events))
+    return sum(_never_began(life) for chain in found for life in chain[: _unfinished(chain)])
+
+
+def ended_as(attempt: Attempt, one: Interruption | None) -> str:
+    """How an attempt ended, in words: what sacct says, and what the event log knows better.
+
+    Args:
+        one: the interruption that it ended in, if it is one.
+    """
+    if one is None:
+        return attempt.kind.replace("_", " ")
+    better = {"preemption": "preempted", "killed": "killed"}.get(one.kind, attempt.kind)
+    return better.replace("_", " ") + (", saved" if "durable" in one.moments else "")
 
 
 def breakdown(one: Interruption, jobs: Sequence[Job]) -> dict[str, float]:
@@ -157,6 +177,8 @@ def _of_chain(
 ) -> Iterator[Interruption]:
     furthest, ran = 0, None
     for index, life in enumerate(ended):
+        if _never_began(life):
+            continue
         if life.steps:
             ran = life
             furthest = max(furthest, life.last_step or 0)
@@ -192,6 +214,17 @@ def _kind(life: Life) -> str:
     codes = [event.data.get("exit_code") for event in life.all("requeue_asked")]
     died = any(isinstance(code, int) and code >= _KILLED for code in codes)
     return "killed" if died or not _all_left(life) else kind
+
+
+def _never_began(life: Life) -> bool:
+    """Whether its log tells of a fault of its own, such as a failed import, before any step."""
+    kind = _kind(life)
+    if kind == "requeued":  # by itself, since the ranks did not get started
+        codes = [event.data.get("exit_code") for event in life.all("requeue_asked")]
+        own = any(isinstance(code, int) and 0 < code < _SAVED for code in codes)
+    else:
+        own = kind in {"failed", "exited"}
+    return own and life.lead is not None and not life.steps
 
 
 def _all_left(life: Life) -> bool:

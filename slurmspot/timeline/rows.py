@@ -73,12 +73,14 @@ class Rows:
     """Everything an export of sacct holds, by cluster and job id.
 
     Attributes:
+        repeated: the lines of records with a time in the hour that clocks repeat.
         text_of: what the export says on a line.
     """
 
     heads: defaultdict[JobKey, list[Row]] = field(default_factory=lambda: defaultdict(list))
     steps: defaultdict[JobKey, list[Step]] = field(default_factory=lambda: defaultdict(list))
     rejected: list[RejectedRow] = field(default_factory=list)
+    repeated: list[int] = field(default_factory=list)
     text_of: Callable[[int], str] = lambda line: f"row {line}"
 
     def drop(self, lines: set[int]) -> set[int]:

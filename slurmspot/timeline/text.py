@@ -71,7 +71,7 @@ def _read_odd(header: Header, lines: Lines, odd: Sequence[int], times: Times, ro
     for first, end in found:
         text = "\n".join(lines[at] for at in range(first, end))
         fields = header.cut(text)
-        read = header.complaint(text) if fields is None else _row(first + 1, fields, times)
+        read = header.complaint(text) if fields is None else _row(first + 1, fields, times, rows)
         if isinstance(read, Row):
             rows.heads[key(read.cluster, read.job_id)].append(read)
         elif isinstance(read, str):
@@ -81,21 +81,25 @@ def _read_odd(header: Header, lines: Lines, odd: Sequence[int], times: Times, ro
             rows.steps[owner].append(step)
 
 
-def _row(line: int, fields: Mapping[str, str], times: Times) -> Row | tuple[JobKey, Step] | str:
+def _row(
+    line: int, fields: Mapping[str, str], times: Times, rows: Rows
+) -> Row | tuple[JobKey, Step] | str:
     """The row, a step with the key of its job, or why it is neither."""
     match = JOB_ID.fullmatch(fields["jobid"])
     try:
         suspended_s = seconds(fields.get("suspended", ""))
         elapsed = fields.get("elapsedraw", "")
+        moments = [times.read(fields.get(name, "")) for name in _TIMES]
         submit, eligible, start, end = in_order(
-            [times.read(fields.get(name, "")) for name in _TIMES],
-            length_s=int(elapsed) + suspended_s if elapsed else None,
+            moments, length_s=int(elapsed) + suspended_s if elapsed else None
         )
         nodes = hostlist.expand(fields.get("nodelist", ""))
     except (ValueError, OverflowError, OSError) as error:
         return str(error)
     if match is None or submit is None:
         return "a record without " + ("a job id" if match is None else "a submit time")
+    if any(len(meant) > 1 for meant in moments):
+        rows.repeated.append(line)
     cluster = fields.get("cluster", "")
     if match["step"]:
         return key(cluster, match["job"]), (start or submit, end, line, line)

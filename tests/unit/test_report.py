@@ -86,7 +86,7 @@ def test_tables(demo):
     kinds = [row[2:4] for row in demo.interruptions.rows]
     assert kinds == [("preemption", "preempt"), ("node fail", "node-down"), ("killed", "kill")]
     assert [row[3] for row in demo.attempts.rows] == [
-        *("completed", "preempted", "node fail", "requeued", "completed"),
+        *("completed", "preempted, saved", "node fail", "killed", "completed"),
     ]
     assert [row[0] for row in demo.shares.rows] == ["baseline", "spot"]
     for row in demo.shares.rows:

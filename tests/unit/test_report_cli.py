@@ -11,13 +11,17 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+import simulated
 
 from slurmspot.cli import main
+from slurmspot.cli.timeline import ranks_text
 from slurmspot.cluster.command import Output
 from slurmspot.errors import SlurmError
 from slurmspot.events import Clock, EventWriter
 from slurmspot.report import history
+from slurmspot.report.history import History
 from slurmspot.runfolder import RunFolder
+from slurmspot.timeline.attempts import Timeline
 
 DATA = Path(__file__).parent.parent / "data" / "sacct"
 SACCT = DATA / "26.05" / "sacct.txt"
@@ -341,9 +345,23 @@ def test_parquet_asks_for_a_file_and_for_what_writes_it(capsys, tmp_path, monkey
     assert (code, "slurmspot[parquet]" in err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"), [("running", "still there"), ("failed", "failed"), ("node_fail", "killed")]
+)
+def test_a_rank_that_said_no_farewell(kind, words):
+    run = simulated.run("spot", stop_at=50)
+    (attempt,) = run.jobs[0].attempts
+    job = run.jobs[0]._replace(attempts=(attempt._replace(kind=kind),))
+    found = History(timeline=Timeline(jobs=(job,)), events=run.events)
+    assert ranks_text(found, bold=False).splitlines()[1].endswith(f"  {words}")
+
+
 def test_ranks(capsys, run):
     code, out, _ = call(capsys, "timeline", run.path, "--sacct", SACCT, "--tz", "UTC", "--ranks")
     assert code == 0
     assert "LAST STEP" in out
+    assert [line.split()[-1] for line in out.splitlines() if line.startswith("7_0-")] == [
+        *("killed", "-", "killed", "-"),  # each rank, then each node
+    ]
     _, out, _ = call(capsys, "timeline", run.path, "--sacct", SACCT, "--tz", "UTC", "--json")
     assert [part["last_step"] for part in json.loads(out)["ranks"]] == [5, 12]

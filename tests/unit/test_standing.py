@@ -60,7 +60,7 @@ def test_a_step_on_the_nodes_disks_is_not_durable(events):
 def test_an_earlier_job_that_never_opened_the_run_hides_nothing(events):
     early = replace(events[0], t_ns=events[0].t_ns - 60 * 10**9, event="launched", attempt="1-0")
     now = standing([early, *events], now=simulated.T0 + timedelta(days=1))
-    assert now.phase == "train"
+    assert (now.attempts, now.phase) == (4, "train")
     kinds = [one.kind for one in now.interruptions]
     assert kinds[-2:] == [one.kind for one in standing(events, now=simulated.T0).interruptions]
 

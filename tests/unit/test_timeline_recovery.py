@@ -12,7 +12,13 @@ from slurmspot.timeline.lives import by_attempt, chains, complete, lives, witnes
 from slurmspot.timeline.moments import MOMENTS, since_first
 from slurmspot.timeline.outages import Outage, read_outages
 from slurmspot.timeline.phases import divided
-from slurmspot.timeline.recovery import breakdown, finished, interruptions
+from slurmspot.timeline.recovery import (
+    breakdown,
+    ended_as,
+    false_starts,
+    finished,
+    interruptions,
+)
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 NS = 1_000_000_000
@@ -259,6 +265,48 @@ def test_ending_well_without_having_finished_is_an_interruption():
     events = [*opening("5-0", 0, None), event("5-0", 5, "step", 1)]
     (only,) = interruptions([job], events)
     assert (only.kind, only.recovered, only.steps_lost) == ("exited", False, None)
+
+
+def test_a_failed_import_interrupts_nothing():
+    job = Job(
+        job_id="5",
+        name="",
+        attempts=(
+            attempt(0, "preempted", 0, 0, 60),
+            attempt(1, "requeued", 60, 70, 75),
+            attempt(2, "failed", 75, 80, 85),
+        ),
+    )
+    events = [
+        *opening("5-0", 0, None),
+        event("5-0", 54, "step", 50),
+        event("5-1", 71, "launched"),
+        event("5-1", 74, "requeue_asked", rank="batch", exit_code=1),
+        event("5-2", 81, "launched"),
+    ]
+    (only,) = interruptions([job], events)
+    assert (only.kind, only.at_step, only.recovered) == ("preemption", 50, False)
+    assert false_starts([job], events) == 2
+    crashed = [*events, *opening("5-2", 81, 40), event("5-2", 84, "exit", 41, code=1)]
+    assert false_starts([job], crashed) == 2
+    working = [*crashed, event("5-2", 83.5, "step", 41)]
+    assert [one.kind for one in interruptions([job], working)] == ["preemption", "failed"]
+    lost = [*events[:3], event("5-1", 71, "launched"), event("5-1", 74, "requeue_asked",
+            rank="batch", exit_code=137)]  # fmt: skip
+    assert [one.kind for one in interruptions([job], lost)][:2] == ["preemption", "killed"]
+
+
+def test_how_an_attempt_ended_in_words():
+    jobs = divided([JOB], EVENTS)
+    found = {one.attempt: one for one in interruptions(jobs, EVENTS)}
+    assert [ended_as(one, found.get(one.index)) for one in jobs[0].attempts] == [
+        *("preempted, saved", "node fail", "completed"),
+    ]
+    unsaved = [e for e in EVENTS if e.event != "commit"]
+    (warned, _) = interruptions(jobs, unsaved)
+    assert ended_as(jobs[0].attempts[0], warned) == "preempted"
+    (requeued, _) = interruptions([JOB])
+    assert ended_as(JOB.attempts[0], requeued) == "requeued"
 
 
 def test_without_events_sacct_alone_decides():

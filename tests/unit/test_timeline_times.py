@@ -24,6 +24,10 @@ def only(*cells, elapsed=""):
     line = "5|COMPLETED|" + "|".join(f"2026-10-25T{cell}" for cell in cells)
     timeline = read_timeline(f"{HEADER}{line}|{elapsed}|00:00:00\n", tz=BERLIN)
     assert not timeline.rejected
+    repeated = any(cell.startswith("02") for cell in cells)
+    assert [note[:38] for note in timeline.notes] == [
+        "1 records have a time in the hour that"
+    ] * repeated
     return timeline.jobs[0].attempts[0]
 
 
