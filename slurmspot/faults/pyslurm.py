@@ -63,7 +63,7 @@ class Pyslurm:
         return JobState(
             job_id=job_id,
             state=str(found.state).split(",")[0],
-            reason=str(found.state_reason or ""),
+            reason=str(found.state_reason or "").replace(" ", "_"),  # as scontrol prints it
             nodes=found.allocated_nodes or "",
             partition=found.partition or "",
             restarts=found.requeue_count or 0,
@@ -148,7 +148,9 @@ class Pyslurm:
         group, place = ("array_id", "array_task_id") if array else _HETEROGENEOUS
         wanted = tuple(int(part) for part in job_id.split("_" if array else "+"))
         for number, job in self._slurm.Jobs.load().items():
-            if (getattr(job, group), getattr(job, place)) == wanted:
+            # pyslurm says None for place 0, as it does for tasks that still wait together.
+            found = (getattr(job, group), getattr(job, place) or 0)
+            if found == wanted and not job.array_tasks_waiting:
                 return int(number)
         raise NotFoundError(f"Slurm knows no job {job_id}")
 

@@ -16,7 +16,7 @@ PARTITIONS = (
     " GraceTime=0 TotalNodes=4\n"
 )
 JOB = (
-    "JobId=7 JobName=train UserId=ada(1000) JobState=RUNNING Reason=None Restarts=2"
+    "JobId=7 JobName=train UserId=ada(1000) JobState=RUNNING Reason=held_by_user Restarts=2"
     " Partition=spot NodeList=node[0-1]\n"
 )
 
@@ -45,9 +45,10 @@ class RPCError(Exception):
 
 
 class Job:
-    id, state, state_reason, name, user_name = 7, "RUNNING", "None", "train", "ada"
+    id, state, state_reason, name, user_name = 7, "RUNNING", "held by user", "train", "ada"
     allocated_nodes, partition, requeue_count = "node[0-1]", "spot", 2
     array_id = array_task_id = heterogeneous_id = heterogeneous_offset = None
+    array_tasks_waiting = None
 
     def __init__(self, job_id):
         self.id = job_id
@@ -74,10 +75,13 @@ class Job:
 class Jobs:
     @staticmethod
     def load():
-        task, part = Job(21), Job(34)
+        """Of the array 20 tasks 0 and 1 run; of task 0 pyslurm says None, as of those that wait."""
+        waiting, first, task, part = Job(20), Job(22), Job(21), Job(34)
+        waiting.array_id, waiting.array_tasks_waiting = 20, "2-9"
+        first.array_id = 20
         task.array_id, task.array_task_id = 20, 1
         part.heterogeneous_id, part.heterogeneous_offset = 33, 1
-        return {21: task, 34: part}
+        return {job.id: job for job in (waiting, first, task, part)}
 
 
 class Described:
@@ -161,7 +165,7 @@ def test_both_see_the_same(backend):
         "node[0-1]",
         "spot",
     )
-    assert (job.restarts, job.user, job.name, job.reason) == (2, "ada", "train", "None")
+    assert (job.restarts, job.user, job.name, job.reason) == (2, "ada", "train", "held_by_user")
     spot, ondemand = (backend.partitions()[name] for name in ("spot", "ondemand"))
     assert (spot.tier, spot.nodes[0], len(spot.nodes)) == (1, "node0", 4)
     assert (spot.preempt_mode, spot.grace_s, ondemand.grace_s) == ("REQUEUE", 15, 0)
@@ -214,10 +218,16 @@ def test_both_are_asked_to_do_the_same(backend):
 
 def test_pyslurm_finds_array_tasks_and_parts_of_jobs():
     backend = pyslurm.Pyslurm(module())
+    backend.release("20_0")
     backend.release("20_1")
     backend.release("33+1")
     backend.requeue("33+1")  # as a whole, by its leader
-    assert CALLS == ["Job(21).release()", "Job(34).release()", "Job(33).requeue(hold=False)"]
+    assert CALLS == [
+        "Job(22).release()",
+        "Job(21).release()",
+        "Job(34).release()",
+        "Job(33).requeue(hold=False)",
+    ]
     with pytest.raises(NotFoundError):
         backend.release("20_2")
 
