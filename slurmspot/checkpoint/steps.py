@@ -86,7 +86,14 @@ def node_name(run: str, node: str) -> str:
 def node_of(path: Path) -> str | None:
     """The node whose part of a checkpoint ``path`` is; None if it stands for all of them."""
     match = _NODE.match(path.parent.parent.name)
-    return match[1] if match else None
+    return match[1] if match and path.parent in owners(path.parent.parent) else None
+
+
+def on_node(folder: Path) -> list[Path]:
+    """The checkpoints of all attempts in a node's folder, or in that of several; newest first."""
+    nodes = [folder, *(path for path in entries(folder) if _NODE.match(path.name))]
+    found = [(step, path) for one in nodes for owner in owners(one) for step, path in traces(owner)]
+    return [path for _, path in sorted(found, reverse=True) if not is_partial(path)]
 
 
 def entries(folder: Path) -> list[Path]:

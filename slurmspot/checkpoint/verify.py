@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmspot.checkpoint import hdf5, manifest, reading, steps
-from slurmspot.checkpoint.manifest import Manifest
+from slurmspot.checkpoint.manifest import DataFile, Manifest
 from slurmspot.checkpoint.reading import Problem, Progress
 from slurmspot.errors import CheckpointError, CorruptCheckpointError, NotFoundError
 
@@ -27,6 +28,8 @@ class CheckpointReport:
 
     Attributes:
         step: from its name or manifest; None if neither tells.
+        node: the node whose part of it this is, and that alone was checked; None if it is all.
+        elsewhere: the nodes that have the other parts.
     """
 
     path: Path
@@ -34,6 +37,8 @@ class CheckpointReport:
     tier: str
     size_bytes: int
     problems: tuple[Problem, ...]
+    node: str | None = None
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def intact(self) -> bool:
@@ -43,6 +48,8 @@ class CheckpointReport:
 
 def verify(path: Path, progress: Progress | None = None) -> list[CheckpointReport]:
     """Verify a run folder, a folder of checkpoints, or one checkpoint; newest first.
+
+    Of the folder of a node's own disk, its part of each checkpoint is verified.
 
     Raises:
         NotFoundError: ``path`` does not exist, or is a save that was never committed.
@@ -82,7 +89,7 @@ def _find(path: Path) -> list[Path]:
         return [path]
     if (path / "checkpoints").is_dir():
         path /= "checkpoints"
-    return list(steps.committed(path).values())
+    return list(steps.committed(path).values()) or steps.on_node(path)
 
 
 def _report(path: Path, progress: Progress | None) -> CheckpointReport:
@@ -92,13 +99,22 @@ def _report(path: Path, progress: Progress | None) -> CheckpointReport:
         known = manifest.read(path)
     except CorruptCheckpointError:
         known = None
+    node = steps.node_of(path)
     return CheckpointReport(
         path=path,
         step=known.step if known and step is None else step,
-        tier=steps.REMOTE,
-        size_bytes=sum(file.size_bytes for file in known.files) if known else 0,
+        tier=steps.LOCAL if node else steps.REMOTE,
+        size_bytes=sum(file.size_bytes for file in _here(path, known)) if known else 0,
         problems=tuple(problems),
+        node=node,
+        elsewhere=tuple(sorted({*known.nodes.values()} - {node})) if known and node else (),
     )
+
+
+def _here(path: Path, known: Manifest) -> Sequence[DataFile]:
+    """The data files that must be in the checkpoint at ``path``."""
+    node = steps.node_of(path)
+    return known.files if node is None else known.files_of(node)
 
 
 def problems_of(
@@ -115,7 +131,7 @@ def problems_of(
     except CorruptCheckpointError as error:
         return [Problem(file=manifest.NAME, dataset=None, problem=error.what)]
     problems = listing_problems(path, known)
-    for file in known.files[part::parts]:
+    for file in _here(path, known)[part::parts]:
         found = reading.read(path, file, {}, whole=True, progress=progress)
         problems += found or [
             Problem(file=file.name, dataset=name, problem=text)
@@ -132,7 +148,16 @@ def listing_problems(path: Path, known: Manifest) -> list[Problem]:
         present = {entry.name for entry in path.iterdir()} - {manifest.NAME}
     except OSError as error:
         return [Problem(file=path.name, dataset=None, problem=error.strerror or str(error))]
+    node = steps.node_of(path)
+    if node is not None and node not in known.nodes.values():
+        return [Problem(file=manifest.NAME, dataset=None, problem=f"knows nothing of node {node}")]
     return [
-        Problem(file=name, dataset=None, problem="is not in the manifest")
-        for name in sorted(present - {file.name for file in known.files})
+        Problem(
+            file=name,
+            dataset=None,
+            problem=f"belongs to node {known.nodes[name]}"
+            if name in known.nodes
+            else "is not in the manifest",
+        )
+        for name in sorted(present - {file.name for file in _here(path, known)})
     ]

@@ -33,8 +33,9 @@ _SHOWN = 3
 def command(path: Path, *, as_json: bool, every: bool) -> int:
     """Check every byte of the checkpoints at PATH.
 
-    PATH is a run folder, a folder of checkpoints, or one checkpoint. Exits with 1 if anything is
-    not exactly as it was saved, and with 3 if there is no checkpoint.
+    PATH is a run folder, a folder of checkpoints, one checkpoint, or the folder of a local tier, of
+    which this node's part is checked. Exits with 1 if anything is not exactly as it was saved, and
+    with 3 if there is no checkpoint.
     """
     with byte_progress(checkpoints(path)) as progress:
         reports = verify(path, progress)
@@ -60,6 +61,7 @@ def _document(report: CheckpointReport) -> dict[str, Any]:
     return {
         "step": report.step,
         "tier": report.tier,
+        "node": report.node,
         "intact": report.intact,
         "problems": [
             {"file": one.file, "dataset": one.dataset, "problem": one.problem}
@@ -73,11 +75,21 @@ def _print_table(reports: Sequence[CheckpointReport], shown: int | None) -> None
     for report in reports:
         step = "-" if report.step is None else report.step
         state = "intact" if report.intact else "DAMAGED"
+        if report.node is not None:
+            state += f": the part of {report.node}{_rest(report.elsewhere)}"
         click.echo(f"{step:>8}  {report.tier:6}  {report.size_bytes / 2**20:9.1f}  {state}")
         for problem in report.problems[:shown]:
             click.echo(f"{'':10}{problem}")
         if shown and len(report.problems) > shown:
             click.echo(f"{'':10}and {len(report.problems) - shown} more: see them with --all")
+
+
+def _rest(nodes: Sequence[str]) -> str:
+    """Where the other parts of a checkpoint are."""
+    if not nodes:
+        return ", which is all of it"
+    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+    return f"; the rest is on {', '.join(nodes[:_SHOWN])}{more}"
 
 
 @contextmanager

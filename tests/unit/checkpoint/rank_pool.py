@@ -41,7 +41,7 @@ class RankPool:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, size, call, *args, timeout_s=60):
+    def run(self, size, call, *args, timeout_s=180):
         """What ``call(*args)`` returned on each of ``size`` ranks."""
         with tempfile.TemporaryDirectory() as folder:
             for rank, pipe in enumerate(self._pipes[:size]):

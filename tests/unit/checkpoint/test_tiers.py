@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 import tier_scenarios as scenario
 import torch
+from click.testing import CliRunner
 from rank_pool import RankPool
 
-from slurmspot.checkpoint import steps
+from slurmspot.checkpoint import manifest, steps
 from slurmspot.checkpoint.checkpointer import Checkpointer
 from slurmspot.checkpoint.disk import Disk
 from slurmspot.checkpoint.local import Copy, File, Survey, gathered
 from slurmspot.checkpoint.ownership import Claim
 from slurmspot.checkpoint.tiers import Pace
 from slurmspot.checkpoint.verify import problems_of, verify
+from slurmspot.cli.verify import command
 from slurmspot.errors import FencedError, UsageError
 
 
@@ -517,6 +519,71 @@ def test_ranks_and_disks_that_are_lost_at_any_moment(memory):
 def test_a_disk_that_is_missing_on_one_node_is_missing_for_all(tmp_path, pool):
     answers = pool.run(4, scenario.save_without_disk, tmp_path, 2)
     assert answers == [[(3, "remote")], [], [], []]
+
+
+@pytest.fixture(scope="module")
+def two_nodes(pool, tmp_path_factory):
+    """Two nodes with a part each of two steps; the second of another attempt."""
+    root = tmp_path_factory.mktemp("nodes")
+    killed_while_draining(pool, root)
+    return root
+
+
+def shown(path):
+    done = CliRunner().invoke(command, [str(path)], standalone_mode=False)
+    return done.return_value, [" ".join(line.split()) for line in done.stdout.splitlines()[1:]]
+
+
+def test_a_nodes_folder_is_verified_as_the_part_that_it_is(two_nodes):
+    (root,) = (two_nodes / "n1").glob("slurmspot-*")
+    for path in (two_nodes / "n1", root):
+        code, lines = shown(path)
+        assert code == 0
+        assert [line.split(" ", 3)[0] for line in lines] == ["2", "1"]
+        assert all(
+            line.endswith("intact: the part of n1; the rest is on n0") and " local " in line
+            for line in lines
+        )
+    for report in verify(node_file(two_nodes, 2, "rank-00002.h5", "n1").parent):
+        known = manifest.read(report.path)
+        sizes = {file.name: file.size_bytes for file in known.files}
+        assert report.size_bytes == sizes["rank-00002.h5"] + sizes["rank-00003.h5"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (flip, "rank-00002.h5"),
+        (lambda path: path.unlink(), "rank-00002.h5: is missing"),
+        (
+            lambda path: path.rename(path.with_name("rank-00001.h5")),
+            "rank-00001.h5: belongs to node n0; rank-00002.h5: is missing",
+        ),
+        (lambda path: path.with_name("rank-00007.h5").touch(), "rank-00007.h5: is not in the"),
+        (lambda path: path.with_name("manifest.json").unlink(), "manifest.json: No such file"),
+        (
+            lambda path: shutil.copy(
+                next(path.parents[4].glob("n0/*/owner-*/step-00000001/manifest.json")), path.parent
+            ),
+            "manifest.json: belongs to step 1",
+        ),
+    ],
+)
+def test_damage_of_a_nodes_part_is_found(two_nodes, tmp_path, spoil, problem):
+    shutil.copytree(two_nodes, tmp_path, dirs_exist_ok=True)
+    spoil(node_file(tmp_path, 2, "rank-00002.h5", "n1"))
+    newest, older = verify(tmp_path / "n1")
+    assert "; ".join(map(str, newest.problems)).startswith(problem)
+    assert older.intact
+    assert shown(tmp_path / "n1")[0] == 1
+    assert shown(tmp_path / "n0")[0] == 0
+
+
+def test_a_part_under_the_name_of_another_node_is_not_intact(two_nodes, tmp_path):
+    (root,) = (two_nodes / "n1").glob("slurmspot-*")
+    for name in (root.name.replace("-n1", "-n0"), root.name.replace("-n1", "-n7"), "somewhere"):
+        moved = shutil.copytree(root, tmp_path / name)
+        assert not any(report.intact for report in verify(moved))
 
 
 # ---------------------------------------------------------------- killed at any moment

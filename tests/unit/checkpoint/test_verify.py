@@ -199,6 +199,7 @@ def test_command_line_json_names_the_place(run, newest):
             {
                 "step": 2,
                 "tier": "remote",
+                "node": None,
                 "intact": False,
                 "problems": [
                     {
@@ -208,7 +209,7 @@ def test_command_line_json_names_the_place(run, newest):
                     }
                 ],
             },
-            {"step": 1, "tier": "remote", "intact": True, "problems": []},
+            {"step": 1, "tier": "remote", "node": None, "intact": True, "problems": []},
         ],
     }
     assert "DAMAGED" in invoke(run).stdout
