@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from slurmspot.cli import print_json
+from slurmspot.cli.options import accounts
 from slurmspot.cli.timeline import time_zone
 from slurmspot.cost.prices import load_prices
 from slurmspot.errors import UsageError
@@ -33,15 +34,7 @@ from slurmspot.runfolder import RunFolder
     "--baseline", type=click.Path(path_type=Path), metavar="RUN",
     help="The run that was not interrupted, to compare with.",
 )  # fmt: skip
-@click.option(
-    "--prices", type=click.Path(path_type=Path), metavar="FILE",
-    help="TOML file of prices; default: an example.",
-)  # fmt: skip
-@click.option(
-    "--sacct", "sacct_file", type=click.Path(path_type=Path), metavar="FILE",
-    help="Read what sacct saved (text, JSON, gz) instead of asking the cluster.",
-)  # fmt: skip
-@click.option("--tz", metavar="ZONE", help="Time zone of that text; default: this machine's.")
+@accounts
 @click.option("--title", help="Title of the page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(

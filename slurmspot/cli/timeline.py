@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from slurmspot.cli import print_json
+from slurmspot.cli.options import accounts
 from slurmspot.cost.bill import Bill, bill, bills
 from slurmspot.cost.prices import load_prices
 from slurmspot.cost.usage import usages
@@ -37,14 +38,7 @@ _JOB_ID = re.compile(r"\d+(?:_(?:\d+|\[.*\])|\+\d+)?")
 
 @click.command("timeline")
 @click.argument("target", metavar="[RUN|JOBID]", required=False)
-@click.option(
-    "--sacct",
-    "sacct_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Read what sacct saved (text, JSON, gz) instead of asking the cluster.",
-)
-@click.option("--tz", metavar="ZONE", help="Time zone of that text; default: this machine's.")
+@accounts
 @click.option(
     "--since", "since_days", type=click.FloatRange(min=0), default=30, show_default=True,
     metavar="DAYS", help="How far to look back on the cluster; job ids are used again.",
@@ -58,10 +52,6 @@ _JOB_ID = re.compile(r"\d+(?:_(?:\d+|\[.*\])|\+\d+)?")
 @click.option(
     "--by", type=click.Choice(["job", "user", "partition"]), default="job", show_default=True,
     help="What to tell costs apart by.",
-)  # fmt: skip
-@click.option(
-    "--prices", type=click.Path(path_type=Path), metavar="FILE",
-    help="TOML file of prices; default: an example.",
 )  # fmt: skip
 @click.option(
     "--format", "kind", type=click.Choice(["text", "json", "csv", "parquet"]), default="text",
