@@ -1,13 +1,18 @@
 """Forks savers on two tiers that are killed at every change they make to either disk.
 
-Run as ``python killed_drainer.py FOLDER``. After each kill two ways to go on are tried: on the
-same node, and on one whose disk is empty. Neither may lose what was promised on its tier.
+Run as ``python killed_drainer.py FOLDER [TRIALS [SEED]]``. After each kill two ways to go on are
+tried: on the same node, and on one whose disk is empty. Neither may lose what was promised on its
+tier. Then one run is killed at TRIALS random moments.
 """
 
 import itertools
 import json
+import os
+import random
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 
 from killed_saver import Weights, die_at, fork, was_killed
@@ -33,14 +38,19 @@ def attempt(folder, restart, emit=lambda *_, **__: None):
     return weights, checkpointer
 
 
-def save_on(folder):
-    """Save some steps, the last one on a notice; note what is promised on which tier."""
+def noting(folder):
+    """Notes what is promised on which tier."""
 
     def emit(event, step=None, tier=None, **_):
         if event == "commit":
             (folder / f"promised-{tier}").write_text(str(step))
 
-    weights, checkpointer = attempt(folder, 0, emit)
+    return emit
+
+
+def save_on(folder):
+    """Save some steps, the last one on a notice."""
+    weights, checkpointer = attempt(folder, 0, noting(folder))
     for step in range(1, SAVES + 1):
         weights.step = step
         weights.tensor.fill_(step)
@@ -58,9 +68,9 @@ def promised(folder, tier):
     return int(text) if text else 0
 
 
-def resumed(folder):
+def resumed(folder, restart=1):
     """(step, tier) that the next attempt goes on from."""
-    weights, checkpointer = attempt(folder, 1)
+    weights, checkpointer = attempt(folder, restart)
     restored = checkpointer.restore()
     if restored is None:
         return 0, None
@@ -129,7 +139,43 @@ def die_promoting(root):
     return None
 
 
+def die_anywhere(folder, trials, seed):
+    """Kill attempt after attempt of one run at a random moment; how often it began anew from disk.
+
+    What the next one goes on from is never less than what was promised before.
+    """
+    (folder / "node").mkdir(parents=True)
+    generator = random.Random(seed)
+    from_local = 0
+
+    def work(restart, saves=1000):
+        weights, checkpointer = attempt(folder, restart, noting(folder))
+        checkpointer.restore()
+        for _ in range(saves):
+            weights.step += 1
+            weights.tensor.fill_(weights.step)
+            checkpointer.save(weights.step, trigger="period", meta={})
+            checkpointer.wait()
+
+    begin = time.monotonic()
+    assert not was_killed(fork(lambda: work(0, 5)))
+    usual_s = time.monotonic() - begin  # on this machine, as busy as it is
+    for trial in range(trials):
+        child = fork(lambda restart=2 * trial + 2: work(restart))
+        time.sleep(generator.uniform(0, usual_s))
+        os.kill(child, signal.SIGKILL)
+        assert was_killed(child)
+        least = max(promised(folder, "local"), promised(folder, "remote"))
+        step, tier = resumed(folder, 2 * trial + 3)
+        assert step >= least, (step, least)
+        from_local += tier == "local"
+    return from_local, step
+
+
 if __name__ == "__main__":
     root = Path(sys.argv[1])
+    trials, seed = int(sys.argv[2]) if len(sys.argv) > 2 else 20, int((sys.argv[3:] or [1])[0])
     saving, from_local = die_saving(root)
-    json.dump([saving, die_promoting(root), from_local], sys.stdout)
+    promoting = die_promoting(root)
+    anywhere = die_anywhere(root / "anywhere", trials, seed)
+    json.dump([saving, promoting, from_local, anywhere], sys.stdout)

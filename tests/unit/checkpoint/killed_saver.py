@@ -1,8 +1,9 @@
 """Forks savers that are killed or race each other, and reports what they left behind.
 
-Run as ``python killed_saver.py FOLDER [TRIALS]``; imports once, forks for every trial. Three ways
-to die: at the n-th change that a saver makes to the disk, for every n there is (half of a write is
-done when it dies in one); at the n-th read of a restore; and at a random moment of it all.
+Run as ``python killed_saver.py FOLDER [TRIALS [SEED]]``; imports once, forks for every trial.
+Three ways to die: at the n-th change that a saver makes to the disk, for every n there is (half of
+a write is done when it dies in one); at the n-th read of a restore; and at a random moment of it
+all.
 """
 
 import itertools
@@ -166,9 +167,9 @@ def die_reading(folder):
     return None
 
 
-def die_anywhere(folder, trials):
+def die_anywhere(folder, trials, seed):
     folder.mkdir()
-    generator = random.Random(1)
+    generator = random.Random(seed)
     begin = time.monotonic()
     assert not was_killed(fork(lambda: save_on(folder, 2 * SAVES)))
     usual_s = time.monotonic() - begin  # on this machine, as busy as it is
@@ -196,7 +197,7 @@ if __name__ == "__main__":
     root = Path(sys.argv[1])
     everywhere = die_everywhere(root)
     assert die_reading(root / "reading") > 0
-    trials = int(sys.argv[2]) if len(sys.argv) > 2 else 25
-    anywhere, last_step, left = die_anywhere(root / "anywhere", trials)
+    trials, seed = int(sys.argv[2]) if len(sys.argv) > 2 else 25, int((sys.argv[3:] or [1])[0])
+    anywhere, last_step, left = die_anywhere(root / "anywhere", trials, seed)
     content = race(root / "race", writers=3)
     json.dump([everywhere, anywhere, last_step, left, content], sys.stdout)

@@ -599,7 +599,8 @@ def test_killed_at_every_change_of_save_drain_prune_and_promotion(memory):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    saving, promoting, from_local = json.loads(done.stdout)
+    saving, promoting, from_local, (_, last_step) = json.loads(done.stdout)
     assert saving > 60
     assert promoting > 5
     assert from_local > 10  # the local tier was what saved a step, often enough
+    assert last_step > 3
