@@ -35,7 +35,6 @@ from slurmspot.report import history
 from slurmspot.runfolder import RunFolder
 from slurmspot.sandbox import Sandbox, processes
 from slurmspot.sandbox.ports import reserved
-from slurmspot.timeline.recovery import interruptions
 
 _GPT = Path(__file__).parents[2] / "training" / "gpt.py"
 _TINY = ("--channels", "16", "--layers", "1", "--context", "16", "--global-batch", "4")
@@ -191,8 +190,7 @@ def summarise(spot: RunFolder, baseline_digest: str, *, orphans: int, down: int)
     events = read_events(spot.events, steps=False)
     asked = [event for event in events if event.event == "inject"]
     seen = [event for event in events if event.event == "inject_observed"]
-    found = history.of_run(spot)
-    suffered = interruptions(found.timeline.jobs, found.events)
+    suffered = history.of_run(spot).interruptions
     digest = None
     if spot.finished.exists():
         digest = json.loads(spot.finished.read_text())["digest"]
@@ -230,9 +228,11 @@ def failings(summary: dict[str, Any], count: int) -> list[str]:
 
 
 def _went_on(injection: Event, events: Sequence[Event]) -> bool:
-    """Whether the run made a new step, or finished, after an injection."""
-    news = {"first_step", "finished"}
-    return any(event.event in news and event.t_ns > injection.t_ns for event in events)
+    """Whether the run has made a new step since an injection, or has finished."""
+    return any(
+        event.event == "finished" or (event.event == "first_step" and event.t_ns > injection.t_ns)
+        for event in events
+    )
 
 
 def orphans(sandbox: Sandbox, *, deadline_s: float = 20.0) -> int:

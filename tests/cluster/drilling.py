@@ -1,12 +1,16 @@
 """A drill that runs on the cluster, is followed, and can be hit: for the modules that drill."""
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from waiting import await_
 
+from slurmspot.cluster import scontrol
+from slurmspot.cluster.command import checked, run
 from slurmspot.errors import NotFoundError
 from slurmspot.events import read_events
 from slurmspot.faults.fault import Aim, Fault, Target
@@ -15,7 +19,6 @@ from slurmspot.faults.machines import SandboxMachines
 from slurmspot.report import history
 from slurmspot.runfolder import RunFolder
 from slurmspot.study.soak import launch
-from slurmspot.timeline.recovery import interruptions
 
 ROOT = Path(__file__).parents[2]
 EVALUATING = (sys.executable, str(ROOT / "tests" / "cluster" / "evaluating.py"))
@@ -55,8 +58,41 @@ class Trial:
         return [attempt.kind for job in jobs for attempt in job.attempts]
 
     def interruptions(self):
-        found = history.of_run(self.folder)
-        return interruptions(found.timeline.jobs, found.events)
+        return history.of_run(self.folder).interruptions
 
     def until(self, true):
         return await_(true, told=self.output)
+
+
+class Sleeper:
+    """A job of this user that slurmspot has not launched, on one node."""
+
+    def __init__(self):
+        argv = ["sbatch", "--parsable", "--requeue", "--output=/dev/null", "--wrap=sleep 600"]
+        self.job_id = checked(run, argv).strip()
+        await_(lambda: self.state == "RUNNING")
+        self.node = scontrol.show_job(self.job_id).nodes
+
+    @property
+    def state(self):
+        return scontrol.show_job(self.job_id).state
+
+    @property
+    def restarts(self):
+        return scontrol.show_job(self.job_id).restarts
+
+    def node_state(self):
+        return scontrol.node_states()[self.node]
+
+
+def inject(*argv, cwd, **env):
+    """``slurmspot inject``, as a person calls it."""
+    return subprocess.run(
+        [sys.executable, "-m", "slurmspot", "inject", *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, **env},
+        timeout=DEADLINE_S,
+    )

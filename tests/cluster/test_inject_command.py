@@ -7,39 +7,16 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
+from functools import partial
 
+import drilling
 import pytest
-from drilling import await_
+from drilling import Sleeper
 
-from slurmspot.cluster import scontrol
-from slurmspot.cluster.command import checked, run
-from slurmspot.sandbox import Sandbox
 from slurmspot.study.soak import nodes_down
 
 pytestmark = pytest.mark.cluster
-
-
-class Sleeper:
-    """A job of this user that slurmspot has not launched, on one node."""
-
-    def __init__(self):
-        argv = ["sbatch", "--parsable", "--requeue", "--output=/dev/null", "--wrap=sleep 600"]
-        self.job_id = checked(run, argv).strip()
-        await_(lambda: self.state == "RUNNING")
-        self.node = scontrol.show_job(self.job_id).nodes
-
-    @property
-    def state(self):
-        return scontrol.show_job(self.job_id).state
-
-    @property
-    def restarts(self):
-        return scontrol.show_job(self.job_id).restarts
-
-    def node_state(self):
-        return scontrol.node_states()[self.node]
 
 
 @pytest.fixture
@@ -50,19 +27,7 @@ def sleeper(sandbox):
 @pytest.fixture
 def inject(tmp_path):
     """Runs ``slurmspot inject`` in an empty folder."""
-
-    def call(*argv, **env):
-        return subprocess.run(
-            [sys.executable, "-m", "slurmspot", "inject", *argv],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            env={**os.environ, **env},
-            timeout=120,
-        )
-
-    return call
+    return partial(drilling.inject, cwd=tmp_path)
 
 
 def test_any_job_of_ones_own_is_hit_if_that_is_said(inject, sleeper, tmp_path):
@@ -99,24 +64,6 @@ def test_a_cluster_without_power_saving_powers_nothing_down(inject, sleeper):
     assert "SuspendProgram" in refused.stderr
     assert (sleeper.state, sleeper.restarts) == ("RUNNING", 0)
     assert "nothing to undo" in inject("undo", f"slurmspot-drill-{sleeper.job_id}").stdout
-
-
-def test_a_node_is_powered_down_under_its_job(sandbox, inject, monkeypatch):
-    saving = {"SuspendProgram": "/bin/true", "ResumeProgram": "/bin/true", "SuspendTime": 36000}
-    with Sandbox.up(f"power-{os.getpid()}", nodes=1, gpus_per_node=1) as cluster:
-        with cluster.layout.conf.open("a") as conf:
-            conf.writelines(f"{name}={value}\n" for name, value in saving.items())
-        cluster.restart_controller()
-        for name, value in cluster.env.items():
-            monkeypatch.setenv(name, value)
-        sleeper = Sleeper()
-        argv = ("node-down", sleeper.job_id, "--any-job", "--state", "POWER_DOWN_FORCE")
-        done = inject(*argv, "--terminate-command", "true {node}")  # Slurm powers it up again
-        assert done.returncode == 0, done.stderr
-        assert sleeper.restarts == 1
-        states = set(sleeper.node_state().split("+"))
-        assert states & {"POWER_DOWN", "POWERING_DOWN"}
-        assert not states & {"DOWN", "DRAIN"}
 
 
 def test_a_machine_is_ended_by_a_command_of_the_sites_own(sandbox, inject, sleeper, tmp_path):
