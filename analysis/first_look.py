@@ -53,3 +53,14 @@ plt.gcf()
 # %%
 lost = frames.interruptions(interruptions(found.timeline.jobs, found.events))
 lost[["kind", "injected", "at_step", "notice", "recovered", "steps_lost", "rpo", "rto"]]
+
+# %% [markdown]
+# ## Moment by moment
+#
+# Seconds since the last step before each interruption. Slurm's accounting knows whole seconds, so
+# what it tells can seem to come a little early.
+
+# %%
+moments = lost.set_index("kind").filter(regex="_at$")
+after = moments.sub(moments["last_step_at"], axis=0).apply(lambda times: times.dt.total_seconds())
+after.rename(columns=lambda name: name.removesuffix("_at")).T.round(1)
