@@ -189,15 +189,13 @@ class InFile:
 def _reopen(opened: list[int], access: int) -> int | None:
     """The one file in ``opened`` once more, for direct I/O; None if its file system refuses."""
     (fd,) = opened
-    if _is_in_memory(fd):
-        return None
-    try:
-        direct = os.open(f"/proc/self/fd/{fd}", access | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError:
-        _say_once(os.fstat(fd).st_dev)
-        return None
-    opened.append(direct)
-    return direct
+    if not _is_in_memory(fd):
+        with contextlib.suppress(OSError):
+            direct = os.open(f"/proc/self/fd/{fd}", access | os.O_DIRECT | os.O_CLOEXEC)
+            opened.append(direct)
+            return direct
+    _say_once(os.fstat(fd).st_dev)
+    return None
 
 
 def _is_in_memory(fd: int) -> bool:
@@ -233,7 +231,7 @@ def _mapped(fd: int) -> Bytes | None:
 @functools.cache
 def _say_once(device: int) -> None:
     _log.info(
-        "the file system on device %d:%d refuses direct I/O: going through the page cache",
+        "the file system on device %d:%d has no direct I/O: going through the page cache",
         os.major(device),
         os.minor(device),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ import xxhash
 from torch.distributed.tensor import DTensor
 
 from slurmspot.checkpoint import host, tagged
+
+_LARGE_BYTES = 1 << 20  # what is worth a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +48,30 @@ class State:
         return frozenset(path for path, one in self.tensors.items() if isinstance(one, DTensor))
 
     def fingerprint(
-        self, *, without: Iterable[str] = (), known: Mapping[str, str] | None = None
+        self,
+        *,
+        without: Iterable[str] = (),
+        known: Mapping[str, str] | None = None,
+        threads: int = 1,
     ) -> str:
         """XXH3-128, in hexadecimal, of all values and this rank's parts of all tensors.
 
         Args:
             known: by path, the XXH3-128 of tensors whose bytes have been hashed already.
+            threads: how many may hash at once; one beside a training that needs the cores.
         """
         known = known or {}
+
+        def digest(path: str) -> bytes:
+            return host.digest(path, self.tensors[path], known=known.get(path))
+
+        paths = sorted(self.tensors.keys() - set(without))
+        large = [path for path in paths if host.part(self.tensors[path]).nbytes >= _LARGE_BYTES]
+        with ThreadPoolExecutor(threads) as pool:
+            ahead = dict(zip(large, pool.map(digest, large), strict=True))
         summed = xxhash.xxh3_128(json.dumps(self.skeleton, sort_keys=True).encode())
-        for path in sorted(self.tensors.keys() - set(without)):
-            summed.update(host.digest(path, self.tensors[path], known=known.get(path)))
+        for path in paths:
+            summed.update(ahead.get(path) or digest(path))
         return summed.hexdigest()
 
 

@@ -166,6 +166,20 @@ def test_reading_counts_the_bytes(tmp_path):
     assert sum(told) == 100_000
 
 
+def test_a_file_system_in_memory_goes_through_the_page_cache_and_says_so_once(caplog):
+    disk._say_once.cache_clear()
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    with caplog.at_level(logging.INFO):
+        write(folder / "f", [noise(9000)])
+        file = open_in(folder / "f")
+    room = aligned(9000, 1)
+    assert file.read_cached([room], 0)
+    assert room.tobytes() == noise(9000).tobytes()
+    file.close()
+    assert len([one for one in caplog.messages if "has no direct I/O" in one]) == 1
+    shutil.rmtree(folder)
+
+
 def test_a_file_that_is_there_is_not_overwritten(tmp_path):
     (tmp_path / "f").write_text("mine")
     with pytest.raises(FileExistsError):
@@ -219,7 +233,7 @@ def test_direct_io_that_is_refused_late_is_given_up_and_said_once(tmp_path, capl
     whole = b"".join(one.tobytes() for one in contents)
     assert (tmp_path / "f").read_bytes() == whole
     assert digest.hexdigest() == xxhash.xxh3_128_hexdigest(whole)
-    assert len([one for one in caplog.messages if "refuses direct I/O" in one]) == 1
+    assert len([one for one in caplog.messages if "has no direct I/O" in one]) == 1
 
 
 @pytest.fixture(params=["a new kernel", "an old kernel"])
