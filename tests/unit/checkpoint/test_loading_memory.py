@@ -1,3 +1,8 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -109,3 +114,23 @@ def test_available_memory_is_the_least_of_machine_and_control_groups(tmp_path):
     put(tmp_path, "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "100")
     put(tmp_path, "sys/fs/cgroup/memory/x/memory.usage_in_bytes", "300")
     assert available_bytes(tmp_path) == 0
+
+
+def memory_taken(folder, *argv):
+    """What little_memory.py tells."""
+    script = Path(__file__).with_name("little_memory.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script, folder, *argv],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout or "null")
+
+
+def test_a_state_larger_than_half_of_the_memory_is_streamed_and_not_doubled(tmp_path):
+    memory_taken(tmp_path, "save")
+    assert memory_taken(tmp_path, "load", "0.9") < 0.2
+    assert memory_taken(tmp_path, "load", "2") > 0.95  # which shows that this can be measured
