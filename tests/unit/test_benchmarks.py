@@ -39,6 +39,19 @@ def test_the_checkpoint_benchmark_measures_every_figure(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_timeline_benchmark_measures_every_figure():
+    argv = [sys.executable, BENCHMARKS / "timeline.py", "--rows", "2000", "--repeat", "1"]
+    done = subprocess.run(
+        [*argv, "--no-peers", "--json"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["rows"] == 2000
+    ratios = ("vs_read_csv", "vs_read_csv_cpu", "us_per_row", "us_per_row_at_10000")
+    assert all(answer[name] > 0 for name in ratios)
+    assert answer["peak_memory_vs_file"] >= 0
+
+
 def test_the_gpu_benchmark_says_when_there_is_no_gpu():
     code = (
         "import runpy, sys, torch; torch.cuda.is_available = lambda: False;"

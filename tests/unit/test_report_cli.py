@@ -194,6 +194,8 @@ def test_a_run_outside_slurm_needs_no_cluster(tmp_path):
         (["timeline", "--sacct", "/no/such/file"], 3, "there is no file"),
         (["timeline", "--sacct", DATA], 2, "cannot be read"),
         (["timeline", "--sacct", "/dev/null"], 3, "is empty"),
+        (["timeline", "--sacct", __file__], 2, "lacks JobID, State, Submit, Start, End"),
+        (["timeline", "--sacct", sys.executable], 2, "lacks JobID"),
         (["timeline", "999", "--sacct", SACCT], 3, "knows no job 999"),
         (["timeline", "--sacct", SACCT, "--tz", "Moon/Far"], 2, "no time zone"),
         (["timeline", "17", "--user", "ann"], 2, "ask the cluster for all their jobs"),
@@ -340,6 +342,7 @@ def test_parquet_asks_for_a_file_and_for_what_writes_it(capsys, tmp_path, monkey
     argv = ("timeline", "--sacct", SACCT, "--format", "parquet")
     code, _, err = call(capsys, *argv)
     assert (code, "--output" in err) == (2, True)
+    assert not (tmp_path / "table.parquet").exists()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     code, _, err = call(capsys, *argv, "-o", tmp_path / "table.parquet")
     assert (code, "slurmspot[parquet]" in err) == (2, True)
