@@ -7,8 +7,8 @@ each reader in a process of its own; of ``--repeat`` runs the least of each figu
 core each; ``…_cpu`` compares processor time, which other work on the machine disturbs less. Peak
 memory is how much the resident set of the process grew, over the size of the file.
 
-* ``pandas.read_csv`` (C engine) only splits the same file into columns. Here its texts become Python's;
-  where pyarrow is installed, pandas 3 leaves them in Arrow's memory, which is about four times as fast.
+* ``pandas.read_csv`` (C engine) only splits the same file into columns. Its texts become Python's;
+  where pyarrow is installed, pandas 3 leaves them in Arrow's memory, about four times as fast.
 * slurm2sql 0.9.9 imports into SQLite. It refuses several attempts of one job (UNIQUE constraint on
   the id), so its file gives each attempt an id of its own; slurmspot is timed on that file too.
 * reportseff parses and sums up the fields that it asks sacct for; the query itself is left out.
