@@ -91,7 +91,7 @@ class Checkpointer:
         local: a folder on this node's own disk, which must exist: periodic saves are committed
             there first and drained to ``folder`` in the background. Needs ``claim``.
         node: this node's name; ranks that give the same one share ``local``.
-        disk: the calls that write and read what is drained.
+        disk: the calls that write ``folder``, and that read what is drained there.
         emit: called as ``emit(event, step=…, **data)`` with the events of
             :mod:`slurmspot.events`, also from the background thread.
     """
@@ -132,6 +132,7 @@ class Checkpointer:
         self._rejected: set[int] = set()
         self._pruning = threading.Lock()
         self._pace = Pace()
+        self._disk = disk
         self._owner = (
             None
             if claim is None
@@ -447,7 +448,9 @@ class Checkpointer:
         try:
             if not self._saved_locally(save, write):
                 target = self._folder / steps.step_name(save.order.step)
-                write(Hdf5StorageWriter(target, keep_existing=True, desk=self._desk))
+                write(
+                    Hdf5StorageWriter(target, keep_existing=True, desk=self._desk, disk=self._disk)
+                )
                 self._arrived(save.order, time.monotonic() - begin)
         except Exception as error:  # noqa: BLE001 - told by failed() and wait(), never lost
             copier.join()
