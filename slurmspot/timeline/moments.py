@@ -85,10 +85,11 @@ def _first(future: Iterable[Life], find: Callable[[Life], Event | None]) -> date
 
 
 def _processes_gone(life: Life) -> datetime | None:
-    """As sacct says, to the second; no rank has said goodbye later than it went."""
+    """As sacct says, which leaves out fractions of a second; no rank has logged after it went."""
     if life.gone is None:
         return None
-    return max([life.gone, *map(moment, life.all("exit"))])
+    last = next((event for event in reversed(life.events) if event.rank.isdecimal()), None)
+    return life.gone if last is None else max(life.gone, moment(last))
 
 
 def _node_gone(life: Life, future: Sequence[Life], outages: Iterable[Outage]) -> datetime | None:
