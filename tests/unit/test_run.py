@@ -534,8 +534,9 @@ def test_the_last_step_reaches_the_remote_tier_though_it_was_saved_locally(tmp_p
     monkeypatch.setenv("SLURMSPOT_LOCAL", str(tmp_path / "node"))
     with Run.from_env(folder=tmp_path / "run") as run:
         assert len(list(run.steps(range(4)))) == 4  # the period is 4 steps
-    commits = [e.data for e in read_events(tmp_path / "run" / "events") if e.event == "commit"]
-    assert commits[-1] == {"tier": "remote", "trigger": "final"}
+    told = [(e.event, dict(e.data)) for e in read_events(tmp_path / "run" / "events")]
+    final = told.index(("commit", {"tier": "remote", "trigger": "final"}))
+    assert final < [event for event, _ in told].index("finished")
 
 
 def test_a_state_that_can_never_be_saved_stops_the_run_at_the_start(tmp_path):
