@@ -273,9 +273,9 @@ def _last_ends(
     """
     last: list[datetime | None] = [None] * len(heads)
     strays: list[Step] = []
-    # The first start from each attempt on: the same as its own, unless rows contradict each other.
-    starts = [head.start or _NEVER for head in reversed(heads)]
-    starts = list(accumulate(starts, min))[::-1]
+    starts = [head.start or _NEVER for head in heads]
+    if len(starts) > 1:  # the first from each on: its own, unless rows contradict each other
+        starts = list(accumulate(reversed(starts), min))[::-1]
     before, index = None, -1
     for step in steps:
         began, end = step[:2]

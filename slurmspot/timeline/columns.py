@@ -116,14 +116,17 @@ class Columns:
         if not all(fields["submit"]):
             submits = zip(heads, fields["submit"], strict=True)
             odd.update(at for at, submit in submits if submit is None)
-        for start, (_, first, end) in zip(starts, runs, strict=True):
-            if start is None or first in odd:
-                odd.update(range(first, end))
+        if odd or not all(starts):
+            for start, (_, first, end) in zip(starts, runs, strict=True):
+                if start is None or first in odd:
+                    odd.update(range(first, end))
         if odd:
             return odd
+        over = all(ends)
         for start, (target, first, end) in zip(starts, runs, strict=True):
-            gone = max(filter(None, ends[first:end]), default=None)
-            target.append((start, gone, lines[first], lines[end - 1]))
+            gone = ends[first:end]
+            last = max(gone) if over else max(filter(None, gone), default=None)
+            target.append((start, last, lines[first], lines[end - 1]))
         self._keep([lines[at] for at in heads], [jobs[at] for at in heads], fields)
         return odd
 
@@ -133,8 +136,9 @@ class Columns:
 
         heads = self._rows.heads
         identities = zip(*map(column, IDENTITY), strict=False)
-        for row in map(Row._make, zip(lines, jobs, *map(column, _ROW), identities, strict=False)):
-            heads[(row.cluster, row.job_id) if row.cluster else row.job_id].append(row)
+        rows = map(Row._make, zip(lines, jobs, *map(column, _ROW), identities, strict=False))
+        for cluster, job, row in zip(column("cluster"), jobs, rows, strict=False):
+            heads[key(cluster, job) if cluster else job].append(row)
 
     def _sorted(
         self, jobs: Sequence[str], block: Block, odd: set[int]
@@ -159,9 +163,10 @@ class Columns:
             if match is None:
                 odd.add(at)
             elif match["step"]:
+                job = match["job"]
                 cluster = clusters[at] if clusters else ""
-                prefix, first = f"{match['job']}.", at
-                target = self._rows.steps[key(cluster, match["job"])]
+                prefix, first = f"{job}.", at
+                target = self._rows.steps[key(cluster, job)]
             else:
                 heads.append(at)
         if target is not None:
