@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 import click
@@ -64,6 +66,21 @@ def cli() -> None:
 def print_json(document: dict[str, Any]) -> None:
     """Print a machine-readable answer on stdout, with the schema's version first."""
     click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=2))
+
+
+def leave_in_order() -> None:
+    """From now on SIGTERM and SIGHUP, where heeded at all, end the command as Ctrl-C does.
+
+    What it has taken is given back on the way out.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    del frame
+    sys.exit(128 + number)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from slurmspot.cli import print_json
+from slurmspot.cli import leave_in_order, print_json
 from slurmspot.cluster import command as commands
 from slurmspot.cluster.command import Output
 from slurmspot.cluster.submit import job_ids
@@ -107,6 +107,7 @@ def command() -> None:
     Every action is written into the run's event log. An action that is not seen to take effect
     is an error (exit code 1). Whatever is taken is given back, after a crash by `undo`.
     """
+    leave_in_order()
 
 
 def _verb(profile: str) -> None:

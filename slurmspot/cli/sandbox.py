@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 
-from slurmspot.cli import print_json
+from slurmspot.cli import leave_in_order, print_json
 from slurmspot.errors import NotFoundError
 from slurmspot.sandbox import Sandbox, Status
 
@@ -61,7 +59,7 @@ def up(  # noqa: PLR0917 - click passes them by name
 
     eval "$(slurmspot sandbox up)"
     """
-    signal.signal(signal.SIGTERM, _stop)
+    leave_in_order()
     begin = time.monotonic()
     sandbox = Sandbox.up(
         name,
@@ -138,8 +136,3 @@ def _document(found: Status) -> dict[str, Any]:
         "daemons": dict(found.daemons),
         "nodes": dict(found.nodes),
     }
-
-
-def _stop(signum: int, frame: FrameType | None) -> None:
-    del frame
-    sys.exit(128 + signum)

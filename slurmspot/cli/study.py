@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 import click
 
-from slurmspot.cli import print_json
+from slurmspot.cli import leave_in_order, print_json
 
 
 @click.group()
@@ -37,7 +34,7 @@ def demo(out: Path, prices: Path | None, as_json: bool) -> int:
     from slurmspot.study.demo import demo as carry_out  # noqa: PLC0415 - not for `--help`
     from slurmspot.study.demo import table  # noqa: PLC0415
 
-    signal.signal(signal.SIGTERM, _leave)  # the cluster is taken down on the way out
+    leave_in_order()  # the cluster is taken down on the way out
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -52,8 +49,3 @@ def demo(out: Path, prices: Path | None, as_json: bool) -> int:
     for problem in problems:
         click.echo(f"slurmspot: {problem}", err=True)
     return 1 if problems else 0
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    del frame
-    sys.exit(128 + number)

@@ -61,9 +61,12 @@ class Status:
     @property
     def healthy(self) -> bool:
         """Whether every daemon runs and every node can take jobs."""
-        return (
-            all(self.daemons.values()) and bool(self.nodes) and _UP.issuperset(self.nodes.values())
-        )
+        return all(self.daemons.values()) and bool(self.nodes) and not self.down
+
+    @property
+    def down(self) -> list[str]:
+        """The nodes that can take no job."""
+        return [name for name, state in self.nodes.items() if state not in _UP]
 
 
 class Sandbox:

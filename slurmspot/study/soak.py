@@ -41,7 +41,6 @@ _TINY = ("--channels", "16", "--layers", "1", "--context", "16", "--global-batch
 _NODES = 2
 _STRIDE = 20  # steps from one injection to the next
 _END_S = 300.0
-_UP = ("idle", "mixed", "allocated", "completing")
 
 # What each profile may hit in the soak, and how long it may take: a drill's clock runs faster.
 _TARGETS: dict[str, Sequence[str]] = {
@@ -179,7 +178,7 @@ def soak(
     if problems:
         scontrol.cancel(job_id)
     summary = summarise(
-        spot, baseline["digest"], orphans=orphans(sandbox), down=nodes_down(sandbox)
+        spot, baseline["digest"], orphans=orphans(sandbox), down=len(sandbox.status().down)
     )
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return summary, problems + failings(summary, count)
@@ -254,12 +253,6 @@ def _of_jobs(sandbox: Sandbox) -> list[int]:
         for process in table
         if owner.get(process.pid) in nodes and not process.program.startswith("slurmd")
     ]
-
-
-def nodes_down(sandbox: Sandbox) -> int:
-    """Nodes that cannot take jobs."""
-    states = sandbox.status().nodes.values()
-    return sum(state not in _UP for state in states)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

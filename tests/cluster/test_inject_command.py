@@ -14,8 +14,6 @@ import drilling
 import pytest
 from drilling import Sleeper
 
-from slurmspot.study.soak import nodes_down
-
 pytestmark = pytest.mark.cluster
 
 
@@ -86,22 +84,40 @@ def test_a_machine_is_ended_by_a_command_of_the_sites_own(sandbox, inject, sleep
     sandbox.revive(sleeper.node)  # as the site replaces it
 
 
-def test_undo_after_the_injector_was_killed_with_a_node_down(sandbox, inject, sleeper, tmp_path):
-    real = shutil.which("scontrol")
-    deadly = tmp_path / "bin" / "scontrol"
-    deadly.parent.mkdir()
-    deadly.write_text(
-        f'#!/bin/sh\n{real} "$@" || exit\ncase "$*" in *State=DOWN*) kill -KILL $PPID;; esac\n'
-    )
-    deadly.chmod(0o700)
-    argv = ("node-down", sleeper.job_id, "--any-job")
-    killed = inject(*argv, PATH=f"{deadly.parent}:{os.environ['PATH']}")
+@pytest.fixture
+def signalled(tmp_path):
+    """Given a signal's name: a PATH whose scontrol sends it to who has just set a node down."""
+
+    def path(name):
+        scontrol = tmp_path / "bin" / "scontrol"
+        scontrol.parent.mkdir()
+        strike = f'case "$*" in *State=DOWN*) kill -{name} $PPID;; esac'
+        scontrol.write_text(f'#!/bin/sh\n{shutil.which("scontrol")} "$@" || exit\n{strike}\n')
+        scontrol.chmod(0o700)
+        return f"{scontrol.parent}:{os.environ['PATH']}"
+
+    return path
+
+
+def test_undo_after_the_injector_was_killed_with_a_node_down(sandbox, inject, sleeper, signalled):
+    killed = inject("node-down", sleeper.job_id, "--any-job", PATH=signalled("KILL"))
     assert killed.returncode == -signal.SIGKILL
     assert "DOWN" in sleeper.node_state()
     assert not sandbox.status().daemons[sleeper.node]
 
     undone = inject("undo", f"slurmspot-drill-{sleeper.job_id}")
     assert undone.stdout == f"node {sleeper.node} is back\n", undone.stderr
-    assert nodes_down(sandbox) == 0
+    assert sandbox.status().down == []
+    assert sleeper.restarts == 1
+    assert inject("undo", f"slurmspot-drill-{sleeper.job_id}").stdout == "nothing to undo\n"
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
+def test_an_injector_that_is_told_to_end_gives_back_first(
+    sandbox, inject, sleeper, signalled, name
+):
+    told = inject("node-down", sleeper.job_id, "--any-job", PATH=signalled(name))
+    assert told.returncode == 128 + getattr(signal, f"SIG{name}")
+    assert sandbox.status().down == []
     assert sleeper.restarts == 1
     assert inject("undo", f"slurmspot-drill-{sleeper.job_id}").stdout == "nothing to undo\n"
