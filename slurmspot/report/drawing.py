@@ -42,10 +42,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """A mark at a point."""
+    """A mark on a horizontal axis."""
 
     x: float
-    y: float
     kind: str
     text: str
 
@@ -211,7 +210,7 @@ def _signs(lane: Lane, longest_s: float) -> tuple[Sign, ...]:
         x = round(100 * min(mark.at_s, end_s) / longest_s, 3)
         if x - last.get(mark.kind, -math.inf) >= _LEAST:
             last[mark.kind] = x
-            signs.append(Sign(x=x, y=0.0, kind=mark.kind, text=mark.text))
+            signs.append(Sign(x=x, kind=mark.kind, text=mark.text))
     return tuple(signs)
 
 
@@ -259,9 +258,7 @@ def _spread(spread: Spread) -> SpreadPicture:
         height=bottom + 22,
         bottom=bottom,
         columns=columns,
-        median=Sign(
-            x=x(max(least, middle)), y=top, kind="median", text=f"median {duration(middle)}"
-        ),
+        median=Sign(x=x(max(least, middle)), kind="median", text=f"median {duration(middle)}"),
         ticks=tuple(_tick(x(at_s), bottom + 16, _clock(at_s), width) for at_s in shown),
     )
 
@@ -330,7 +327,7 @@ def loss_picture(document: Document) -> LossPicture | None:
         right=right,
         lines=tuple(_line(curve, x, y) for curve in _baseline_first(document.curves)),
         breaks=tuple(
-            Sign(x=x(step), y=top, kind="break", text=f"{kind.replace('_', ' ')} at step {step}")
+            Sign(x=x(step), kind="break", text=f"{kind.replace('_', ' ')} at step {step}")
             for step, kind in document.breaks
             if step <= steps
         ),
