@@ -16,8 +16,21 @@ import xxhash
 
 from slurmspot.checkpoint.disk import BLOCK_BYTES, Bytes, InFile, OutFile, aligned
 
-PIECE_BYTES = 4 << 20
-THREADS = 8  # while some hash or copy, others keep the disk busy
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """How many threads share a file, and the most that one of them moves at a time."""
+
+    threads: int
+    piece_bytes: int
+
+
+DIRECT = Crew(threads=8, piece_bytes=4 << 20)
+"""While some hash or copy, others keep the disk busy."""
+
+CACHED = Crew(threads=2, piece_bytes=1 << 20)
+"""A file in the page cache takes one write at a time, of what a core's own cache holds still."""
+
 _BRIDGE_BYTES = 64 << 10  # reading over a gap this small beats beginning a new piece
 _FEW = 64  # so many parts of a piece are moved each by itself
 
@@ -59,7 +72,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Piece:
-    """A stretch of the file that begins on a block and is at most PIECE_BYTES long."""
+    """A stretch of the file that begins on a block."""
 
     start: int
     size: int = 0
@@ -127,7 +140,7 @@ def write(file: OutFile, runs: Sequence[Run]) -> None:
         piece.hash(buffer, turn)
         file.write(memory, piece.start)
 
-    _Job(runs, move).run()
+    _Job(runs, move, DIRECT if file.direct else CACHED).run()
 
 
 def read(file: InFile, runs: Sequence[Run], progress: Callable[[int], None] | None = None) -> None:
@@ -160,7 +173,7 @@ def read(file: InFile, runs: Sequence[Run], progress: Callable[[int], None] | No
         if progress is not None:
             progress(piece.size)
 
-    _Job(runs, move).run()
+    _Job(runs, move, DIRECT).run()
 
 
 class _Turn:
@@ -191,12 +204,14 @@ class _Stopped(Exception):  # noqa: N818 - never leaves this module
 class _Job:
     """The threads that move one file's pieces."""
 
-    def __init__(self, runs: Sequence[Run], move: Callable[[_Piece, Bytes, _Turn], None]) -> None:
-        self._pieces = enumerate(_cut(runs))
+    def __init__(
+        self, runs: Sequence[Run], move: Callable[[_Piece, Bytes, _Turn], None], crew: Crew
+    ) -> None:
+        self._pieces = enumerate(_cut(runs, crew.piece_bytes))
         self._taking = threading.Lock()
         self._move = move
-        most = 1 + sum(run.size for run in runs) // PIECE_BYTES
-        self._threads = min(THREADS, most)
+        self._piece_bytes = crew.piece_bytes
+        self._threads = min(crew.threads, 1 + sum(run.size for run in runs) // crew.piece_bytes)
         self.changed = threading.Condition()
         self.turn = 0
         self.error: BaseException | None = None
@@ -217,7 +232,7 @@ class _Job:
 
     def _work(self) -> None:
         try:
-            self._move_all(aligned(PIECE_BYTES))
+            self._move_all(aligned(self._piece_bytes))
         except _Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - raised by run()
@@ -234,7 +249,7 @@ class _Job:
             self._move(piece, buffer, _Turn(self, number))
 
 
-def _cut(runs: Iterable[Run]) -> Iterator[_Piece]:
+def _cut(runs: Iterable[Run], piece_bytes: int) -> Iterator[_Piece]:
     piece: _Piece | None = None
     for run in runs:
         memory = None if run.memory is None else np.frombuffer(run.memory(), np.uint8)
@@ -243,13 +258,13 @@ def _cut(runs: Iterable[Run]) -> Iterator[_Piece]:
             start = run.start + done
             if piece is not None:
                 end = piece.start + piece.size
-                if start - end > _BRIDGE_BYTES or start >= piece.start + PIECE_BYTES:
+                if start - end > _BRIDGE_BYTES or start >= piece.start + piece_bytes:
                     yield piece
                     piece = None
             if piece is None:
                 piece = _Piece(start=start - start % BLOCK_BYTES)
             at = start - piece.start
-            size = min(run.size - done, PIECE_BYTES - at)
+            size = min(run.size - done, piece_bytes - at)
             part = None if memory is None else memory[done : done + size]
             piece.parts.append(_Part(run=run, at=at, size=size, memory=part))
             piece.size = at + size

@@ -23,7 +23,7 @@ from slurmspot.checkpoint import manifest, reading, steps
 from slurmspot.checkpoint.disk import BLOCK_BYTES, REAL, Disk, InFile, OutFile, aligned
 from slurmspot.checkpoint.local import Candidate
 from slurmspot.checkpoint.manifest import DataFile, Manifest
-from slurmspot.checkpoint.pipeline import PIECE_BYTES
+from slurmspot.checkpoint.pipeline import DIRECT
 from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.verify import problems_of
 from slurmspot.errors import CheckpointError, CorruptCheckpointError, SlurmspotError
@@ -149,8 +149,8 @@ def _copy(
             raise CorruptCheckpointError(f"{file.name} is not of the size that was saved")
         written = OutFile(target / file.name, file.size_bytes, disk)
         try:
-            buffer = aligned(PIECE_BYTES)
-            for start in range(0, file.size_bytes, PIECE_BYTES):
+            buffer = aligned(DIRECT.piece_bytes)
+            for start in range(0, file.size_bytes, DIRECT.piece_bytes):
                 if unwanted():
                     raise AbandonedError("given up for something newer, or for want of time")
                 blocks = -(-(file.size_bytes - start) // BLOCK_BYTES)

@@ -66,7 +66,11 @@ def folder(request, tmp_path):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(pipeline, "PIECE_BYTES", 4 * BLOCK_BYTES)
+    for crew in ("DIRECT", "CACHED"):
+        monkeypatch.setattr(pipeline, crew, SMALL)
+
+
+SMALL = pipeline.Crew(threads=4, piece_bytes=4 * BLOCK_BYTES)
 
 
 def noise(size):
@@ -117,8 +121,8 @@ sizes = st.one_of(
 def test_what_is_written_is_what_is_read(pieces, wanted, how, tmp_path_factory):
     direct, warm, most = how
     shifts = [shift for _, shift in pieces]
-    before = pipeline.PIECE_BYTES
-    pipeline.PIECE_BYTES = 4 * BLOCK_BYTES
+    before = pipeline.DIRECT, pipeline.CACHED
+    pipeline.DIRECT = pipeline.CACHED = SMALL
     try:
         path = tmp_path_factory.mktemp("io") / "f"
         contents = []
@@ -154,7 +158,7 @@ def test_what_is_written_is_what_is_read(pieces, wanted, how, tmp_path_factory):
             assert run.digest.hexdigest() == found[i][1]
         assert path.read_bytes() == whole
     finally:
-        pipeline.PIECE_BYTES = before
+        pipeline.DIRECT, pipeline.CACHED = before
 
 
 def test_reading_counts_the_bytes(tmp_path):
