@@ -246,7 +246,7 @@ def skip_alike(folder):
 
     checkpointer = Checkpointer(Path(folder), {"holder": Holder(t=torch.ones(3))}, emit=emit)
     begun = [checkpointer.save(1, trigger="period", meta={}, may_skip=True)]
-    busy = checkpointer._threads[0]
+    busy = checkpointer._saving
     if dist.get_rank() != 0:
         busy.join(30)
     begun.append(checkpointer.save(2, trigger="period", meta={}, may_skip=True))

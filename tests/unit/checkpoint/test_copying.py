@@ -327,24 +327,6 @@ def test_a_save_that_may_be_skipped_is_while_one_is_unfinished(tmp_path):
     assert list(steps.committed(tmp_path)) == [2, 1, 0]
 
 
-def test_two_in_flight_take_two_copies_and_keep_them_apart(tmp_path):
-    gate = Gate()
-    training = Training(tmp_path, emit=gate, in_flight=2)
-    digests = []
-    for _ in range(2):
-        digests.append(training.digest())
-        assert training.save(may_skip=True)
-        training.step()
-    assert not training.save(may_skip=True)
-    two = training.checkpointer.staging_bytes
-    gate.open.set()
-    training.checkpointer.wait()
-    assert list(steps.committed(tmp_path)) == [1, 0]
-    assert saved_digest(tmp_path) == digests[1]
-    single = Training(tmp_path / "single").familiar().checkpointer.staging_bytes
-    assert single < two <= 2 * single
-
-
 def test_a_held_copy_uses_the_memory_of_the_saves(tmp_path):
     training = Training(tmp_path).familiar()
     memory = training.checkpointer.staging_bytes
