@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +59,6 @@ class _Save:
     Attributes:
         local: commit it on the nodes' own disks, and drain it from there.
         stall_s: seconds that training has waited up to here.
-        earlier: the save that must be over before this one is written.
     """
 
     order: Order
@@ -68,14 +66,15 @@ class _Save:
     snapshot: Callable[[], saving.Snapshot]
     copying: Copying
     stall_s: float
-    earlier: threading.Thread | None
 
 
 class Checkpointer:
     """Saves and restores registered objects, on all ranks together.
 
-    Memory: each rank holds ``in_flight`` copies of its part of the state on the host, allocated at
-    the first saves and used again; writing takes no further copy. :attr:`staging_bytes` tells.
+    Memory: each rank holds one copy of its part of the state on the host, allocated at the first
+    save and used again; writing takes no further copy. :attr:`staging_bytes` tells. One save at a
+    time is therefore unfinished; what the nodes have committed on their own disks meanwhile
+    waits there to be drained, in no memory.
 
     Args:
         folder: where the checkpoints lie; made at the first save.
@@ -85,8 +84,6 @@ class Checkpointer:
         per_rank: names of objects whose state differs from rank to rank; random states always
             count among them. Restored with another number of ranks, such an object needs a method
             ``fresh_state(seed)`` for ranks that the saved run did not have.
-        in_flight: how many saves may be unfinished at once, at least 1; each takes one copy of
-            the state in memory. They are written one after the other.
         claim: makes this the only checkpointer that may write to ``folder`` from here on.
         local: a folder on this node's own disk, which must exist: periodic saves are committed
             there first and drained to ``folder`` in the background. Needs ``claim``.
@@ -103,7 +100,6 @@ class Checkpointer:
         *,
         keep: int = 3,
         per_rank: frozenset[str] = frozenset({"random"}),
-        in_flight: int = 1,
         claim: Claim | None = None,
         local: Path | None = None,
         node: str = "",
@@ -114,16 +110,14 @@ class Checkpointer:
         self._parts = parts(objects)
         if keep < 1:
             raise UsageError(f"keep={keep} would keep no checkpoint", fix="keep at least 1")
-        if in_flight < 1:
-            raise UsageError(f"in_flight={in_flight} would save nothing", fix="allow at least 1")
         self._keep = keep
         self._ranks = Ranks.every()
         self._votes = Ranks.every()  # the training thread's own: the other one saves meanwhile
         random = {name for name, thing in objects.items() if isinstance(thing, RandomState)}
         self._per_rank = frozenset((per_rank & objects.keys()) | random)
         self._emit = emit
-        self._staging = deque(Staging() for _ in range(in_flight))  # the next to use comes first
-        self._threads: deque[threading.Thread] = deque()  # the oldest save comes first
+        self._staging = Staging()
+        self._saving: threading.Thread | None = None
         self._copying: Copying | None = None
         self._known = Steadiness()
         self._unhook = [part.before_step(self._before_step) for part in self._parts.values()]
@@ -159,7 +153,7 @@ class Checkpointer:
     @property
     def staging_bytes(self) -> int:
         """Host memory that this rank holds for copies of its state."""
-        return sum(staging.size_bytes for staging in self._staging)
+        return self._staging.size_bytes
 
     def save(
         self,
@@ -178,7 +172,7 @@ class Checkpointer:
         what only registered optimizers move may still be under way: their next step waits for it.
         A failure shows in :meth:`failed` and :meth:`wait`.
 
-        Where ``in_flight`` saves are unfinished, waits for the oldest of them.
+        Waits for the save before it, if that is unfinished.
 
         With a local tier, a save for a notice goes to the remote one only if it will be there in
         time, or if a node goes away with its disk; a final one always does.
@@ -199,14 +193,12 @@ class Checkpointer:
         """
         begin = time.monotonic()
         steps.step_name(step)
-        full = len(self._threads) == len(self._staging)
-        if full and may_skip and self._votes.any(self._threads[0].is_alive()):
+        before = self._saving
+        if before is not None and may_skip and self._votes.any(before.is_alive()):
             self._emit("save_skipped", step=step, trigger=trigger)
             return False
         self._emit("snapshot_begin", step=step, trigger=trigger)
-        self._settle()
-        if full:
-            self._threads.popleft().join()
+        self._join()
         snapshot, copying, size_bytes = self._snapshot(meta, still=blocking)
         order = Order(step=step, trigger=trigger, size_bytes=size_bytes)
         save = _Save(
@@ -215,13 +207,11 @@ class Checkpointer:
             snapshot=snapshot,
             copying=copying,
             stall_s=time.monotonic() - begin,
-            earlier=self._threads[-1] if self._threads else None,
         )
-        thread = threading.Thread(
+        self._saving = threading.Thread(
             target=self._persist, args=(save,), name="slurmspot-checkpoint", daemon=True
         )
-        thread.start()
-        self._threads.append(thread)
+        self._saving.start()
         self._copying = copying
         if blocking:
             self.wait()
@@ -286,18 +276,18 @@ class Checkpointer:
     def hold(self) -> Held:
         """Copy everything registered, gradients included, to host memory.
 
-        Waits for the saves in flight and takes their memory: the copy lasts until the next save.
+        Waits for the save in flight and takes its memory: the copy lasts until the next save.
         """
         self._join()
         states = {name: self._take(name) for name in self._parts}
-        staging, (rooms, copying) = self._staging[0], self._copy(states.values())
+        rooms, copying = self._copy(states.values())
         copying.carry_out()
         self._copying = copying
         return Held(
             states={name: state.at(rooms) for name, state in states.items()},
             extras={name: part.extras() for name, part in self._parts.items()},
-            staging=staging,
-            use=staging.uses,
+            staging=self._staging,
+            use=self._staging.uses,
         )
 
     def put_back(self, held: Held) -> None:
@@ -328,13 +318,13 @@ class Checkpointer:
         return summed.hexdigest()
 
     def close(self) -> None:
-        """Wait for saves and drains in flight; let go of optimizers, memory and groups."""
+        """Wait for the save and the drain in flight; let go of optimizers, memory and groups."""
         self._join()
         if self._local is not None:
             self._local.close()
         for unhook in self._unhook:
             unhook()
-        self._staging = deque(Staging() for _ in self._staging)
+        self._staging = Staging()
         self._votes.close()
         self._ranks.close()
 
@@ -372,7 +362,6 @@ class Checkpointer:
             metadata = Encoded(encode({**meta, **turn}, "meta"))
             states = {name: self._take(name) for name in self._parts}
             places, copying = self._copy(states.values(), late=True, still=still)
-            self._staging.rotate(-1)
             captures = {
                 name: saving.Capture(
                     key=self._key(name),
@@ -395,7 +384,7 @@ class Checkpointer:
         """Where each tensor will be on the host, and the copying of those that must be copied."""
         tensors = {path: one for state in states for path, one in state.tensors.items()}
         moving = {path: one for path, one in tensors.items() if one.is_cuda or not still}
-        rooms = self._staging[0].rooms(moving)
+        rooms = self._staging.rooms(moving)
         movers = set().union(*(part.moved_by_step() for part in self._parts.values()))
         return {**tensors, **rooms}, Copying(
             moving, rooms, movers=movers, known=self._known, late=late
@@ -404,8 +393,9 @@ class Checkpointer:
     def _join(self) -> None:
         """Wait until no save is in flight."""
         self._settle()
-        while self._threads:
-            self._threads.popleft().join()
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
 
     def _settle(self) -> Copying | None:
         """Wait until everything registered may change."""
@@ -426,8 +416,6 @@ class Checkpointer:
             target=self._copy_rest, args=(save,), name="slurmspot-copy", daemon=True
         )
         copier.start()
-        if save.earlier is not None:
-            save.earlier.join()
         begin = time.monotonic()
 
         def confirm() -> None:
