@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import islice
+from operator import attrgetter
 
 from slurmspot.events import Event
 from slurmspot.timeline.lives import Life, moment
@@ -32,6 +35,7 @@ MOMENTS = (
 =================  ================================================================================
 """
 
+_begin = attrgetter("start")
 _LONGEST_S = 3600.0  # no window is longer
 _LATE = timedelta(seconds=60)  # a machine may outlive the window of its notice a little
 
@@ -42,7 +46,7 @@ def moments(
     *,
     last_step: Event | None,
     new_step: Event | None,
-    outages: Iterable[Outage] = (),
+    outages: Sequence[Outage] = (),
 ) -> dict[str, datetime]:
     """Those of :data:`MOMENTS` that are known.
 
@@ -92,7 +96,7 @@ def _processes_gone(life: Life) -> datetime | None:
     return life.gone if last is None else max(life.gone, moment(last))
 
 
-def _node_gone(life: Life, future: Sequence[Life], outages: Iterable[Outage]) -> datetime | None:
+def _node_gone(life: Life, future: Sequence[Life], outages: Sequence[Outage]) -> datetime | None:
     """When the first node of a life went away: while it ran, or as long as that can be why.
 
     A machine that was announced to go away may do so after the job has left it.
@@ -103,8 +107,11 @@ def _node_gone(life: Life, future: Sequence[Life], outages: Iterable[Outage]) ->
         window = life.notice.data.get("window_s")
         window_s = min(_LONGEST_S, window) if isinstance(window, int | float) else 0.0
         until = max(until, moment(life.notice) + timedelta(seconds=window_s) + _LATE)
-    until = min([until, *(run.start for run in future if nodes & set(run.rows[0].nodes))])
-    for outage in outages:
-        if outage.node in nodes and life.start <= outage.start <= until:
+    back = next((run.start for run in future if not nodes.isdisjoint(run.rows[0].nodes)), None)
+    until = until if back is None else min(until, back)
+    first = bisect_left(outages, life.start, key=_begin)
+    last = bisect_right(outages, until, key=_begin)
+    for outage in islice(outages, first, last):
+        if outage.node in nodes:
             return outage.start
     return life.rows[-1].end if life.kind == "node_fail" else None
