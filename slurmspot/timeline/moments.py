@@ -18,21 +18,21 @@ MOMENTS = (
 )
 """In the order in which they mostly come.
 
-=================  ================================================================================
-``last_step``      the last step before the interruption was done
-``notice``         the first rank was warned
-``agreed``         all ranks agreed on a step to save at
-``snapshot``       that step was copied, on the last rank
-``durable``        its checkpoint was committed, on the remote tier if it got there
-``processes_gone`` the last process had ended
-``node_gone``      Slurm took the first of its nodes for gone; absent where none went away
-``requeued``       the job was submitted again: killed, cleaned up after, its nodes given back
-``eligible``       its backoff was over
-``started``        the next attempt was started
-``imports_done``   its script was ready to open the run
-``restored``       its checkpoint was loaded and verified
-``new_step``       the first step was done that no attempt had run before, or the run was finished
-=================  ================================================================================
+==================  ===============================================================================
+``last_step``       the last step before the interruption was done
+``notice``          the first rank was warned
+``agreed``          all ranks agreed on a step to save at
+``snapshot``        that step was copied, on the last rank
+``durable``         its checkpoint was committed, on the remote tier if it got there
+``processes_gone``  the last process had ended
+``node_gone``       Slurm took the first of its nodes for gone; absent where none went away
+``requeued``        the job was submitted again: killed, cleaned up after, its nodes given back
+``eligible``        its backoff was over
+``started``         the next attempt was started
+``imports_done``    its script was ready to open the run
+``restored``        its checkpoint was loaded and verified
+``new_step``        the first step was done that no attempt had run before, or the run was finished
+==================  ===============================================================================
 """
 
 _begin = attrgetter("start")
