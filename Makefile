@@ -37,7 +37,7 @@ lint: setup ## ruff, mypy and shellcheck
 	$(PYTHON) -m mypy
 	shellcheck $(SHELL_FILES)
 
-torture: setup ## kill, damage and fill at length: no checkpoint is lost, no damage unfound
+torture: setup ## kill, freeze, damage and fill at length: no checkpoint is lost, no damage unfound
 	$(PYTHON) tests/unit/checkpoint/torture.py
 
 bench: setup ## run every benchmark; what needs a GPU says so and is passed over

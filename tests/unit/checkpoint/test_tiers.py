@@ -496,6 +496,21 @@ def test_a_lost_node_costs_the_steps_since_the_remote_one(tmp_path, pool, lost):
         )
 
 
+def test_parts_of_two_attempts_are_never_put_together(tmp_path, pool):
+    """The files of both have the same names and sizes, and together they would be complete."""
+    killed_while_draining(pool, tmp_path)
+    for node in ("n0", "n1"):
+        (tmp_path / node).rename(tmp_path / f"{node}-away")
+    pool.run(4, scenario.not_drained_elsewhere, tmp_path, 2, ["n2", "n3"])
+    (tmp_path / "n0-away").rename(tmp_path / "n0")  # a node that comes back
+    shutil.rmtree(tmp_path / "n2")  # and one that is lost
+    answers = pool.run(4, scenario.resume, tmp_path, 2, ["n0", "n3"], 3)
+    for step, tier, passed_over in answers:
+        assert (step, tier) == (1, "remote")
+        assert [other for other, _ in passed_over] == [2, 2]
+        assert all("is neither on these nodes" in problem for _, problem in passed_over)
+
+
 def test_ranks_and_disks_that_are_lost_at_any_moment(memory):
     done = subprocess.run(
         [

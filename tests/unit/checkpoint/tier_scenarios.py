@@ -81,9 +81,22 @@ def not_drained(root, ranks_per_node):
     checkpointer.close()
 
 
-def resume(root, ranks_per_node, nodes):
-    """(step, tier, passed_over) of a third attempt on ``nodes``."""
-    model, checkpointer = attempt(root, 2, nodes[dist.get_rank() // ranks_per_node])
+def not_drained_elsewhere(root, ranks_per_node, nodes):
+    """A third attempt on ``nodes`` has gone on from step 1, and made another step 2."""
+    node = nodes[dist.get_rank() // ranks_per_node]
+    (Path(root) / node).mkdir(exist_ok=True)
+    model, checkpointer = attempt(root, 2, node, disk=Broken())
+    assert checkpointer.restore().step == 1
+    fill(model, 2.5)
+    checkpointer.save(2, trigger="period", meta={})
+    checkpointer.wait()
+    checkpointer.drain()
+    checkpointer.close()
+
+
+def resume(root, ranks_per_node, nodes, restart=2):
+    """(step, tier, passed_over) of a later attempt on ``nodes``."""
+    model, checkpointer = attempt(root, restart, nodes[dist.get_rank() // ranks_per_node])
     restored = checkpointer.restore()
     for parameter in model.parameters():
         assert (parameter.to_local() == restored.step).all()
