@@ -198,6 +198,15 @@ def test_jobs_of_an_export_are_work_of_their_own():
     assert [one.job_id for one in of_each(jobs)] == ["2", "2", "3", "4"]
 
 
+def test_cleaning_up_after_an_attempt_is_waiting():
+    first = attempt(1, 4)
+    cleaned = first._replace(released=first.process_exit + timedelta(seconds=90))
+    plain, longer = (
+        usages([Job(job_id="1", name="", attempts=(one,))])[0].seconds for one in (first, cleaned)
+    )
+    assert longer == {**plain, "waiting": plain["waiting"] + 90}
+
+
 def test_attempts_that_get_nowhere_are_failures():
     run = simulated.run("spot", [("kill", 50), ("kill", 45)], steps=60)
     used = usages(run.jobs, run.events)

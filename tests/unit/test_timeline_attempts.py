@@ -353,6 +353,17 @@ def test_rows_that_contradict_themselves_are_shown_and_said():
     assert all((p.seconds or 0) >= 0 for job in timeline.jobs for p in job.attempts[0].phases)
 
 
+def test_a_step_belongs_to_the_last_attempt_that_had_started_whatever_the_rows_say():
+    rows = [row(at=at, state="REQUEUED") for at in (0, 1, 2)]
+    starts = [2, 9, 4]
+    for index, (line, start) in enumerate(zip(rows, starts, strict=True)):
+        rows[index] = line.replace(f"T03:{index + 2:02d}:00", f"T03:{start:02d}:00", 1)
+    step = row("5.0", at=3).replace("T03:08:00", "T03:30:00")
+    (job,) = read_timeline(text(*rows, step), tz=UTC).jobs
+    assert [clock(attempt.start) for attempt in job.attempts] == ["02:00", "09:00", "04:00"]
+    assert clock(job.attempts[2].process_exit) == "30:00"
+
+
 def test_attempts_that_left_no_row_are_missed():
     timeline = read_timeline(text(row(state="PREEMPTED", restarts="1"), row(at=10, restarts="4")))
     assert timeline.notes == (

@@ -427,7 +427,8 @@ def test_the_moments_of_an_interruption():
     ("node", "down", "gone"),
     [
         ("n1", 60, 60),
-        ("n1", 75, 75),  # within the window of its notice and a minute
+        ("n1", 75, 75),  # within the window of its notice
+        ("n1", 90, 90),  # and within a minute after it
         ("n1", 9, None),  # before it
         ("n1", 101, None),  # the next attempt runs there
         ("n7", 60, None),  # of another job

@@ -20,6 +20,7 @@ from slurmspot.timeline.text import _read_odd, read_text
 from slurmspot.timeline.times import Times
 
 HEADER = "JobID|JobName|State|Submit|Start|End|NodeList|AllocTRES"
+END = HEADER.split("|").index("End")
 GOOD = "5|train|COMPLETED|2026-01-02T03:00:00|2026-01-02T03:00:01|2026-01-02T04:00:00|n1|cpu=1"
 
 
@@ -288,6 +289,18 @@ def test_blocks_of_any_size_hold_the_same(lines, block_bytes, name_last, windows
     assert jobs(careful) == jobs(whole)
     assert steps(careful) == steps(whole)
     assert careful.rejected == whole.rejected
+
+
+def test_of_steps_kept_together_some_may_go_on():
+    ended, running = GOOD.replace("5|", "5.0|"), GOOD.replace("5|", "5.batch|")
+    running = "|".join(
+        "Unknown" if at == END else cell for at, cell in enumerate(running.split("|"))
+    )
+    for lines in ((running, ended), (ended, running)):
+        ((_, (end, _)),) = steps(rows(GOOD, *lines)).items()
+        assert end == jobs(rows(GOOD))[0].end
+    ((_, (end, _)),) = steps(rows(GOOD, running, running)).items()
+    assert end is None
 
 
 def test_of_steps_kept_together_one_may_be_the_end_of_a_name():
