@@ -154,16 +154,16 @@ def test_a_notice_when_a_rank_is_dead_already(sandbox, port, baselines, tmp_path
 def test_a_time_limit_and_a_preemption_together(sandbox, port, baselines, tmp_path):
     drill = Drill(steps=60, nodes=1, metadata_port=port, hang_s=120)
     digest = baselines(drill)
-    trial = Trial(sandbox, drill, tmp_path / "run", time_min=1, lead_s=50)
+    trial = Trial(sandbox, drill, tmp_path / "run", time_min=3, lead_s=170)
     with Keeper(trial.job_id, interval_s=0.3) as keeper:
-        hold.ask(trial.folder.hold, "forward", 20)  # the preemption finds it still there
+        hold.ask(trial.folder.hold, "warmup", None)  # the preemption finds it still there
 
         def warned():
             trial.folder.hold.touch()
             return trial.events("held") and trial.events("notice")
 
         trial.until(warned)  # of the time limit: nobody else is there yet
-        trial.hit("slurm")
+        assert trial.hit("slurm").at_step is None
         assert trial.finish(keeper)["digest"] == digest
     assert len(trial.events("notice")) >= 2
 
