@@ -12,7 +12,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
@@ -237,8 +237,7 @@ def _check(manifest: Manifest) -> None:
         _refuse("lists a file twice")
     for file in manifest.files:
         _check_file(file)
-    if manifest.nodes and not all(isinstance(manifest.nodes[name], str) for name in names):
-        _refuse("nodes do not have names")
+    _check_nodes(manifest.nodes, names)
     for name, item in manifest.objects.items():
         count = 1 if item.scope == "replicated" else manifest.world_size
         if item.scope not in get_args(Scope) or len(item.fingerprints) != count:
@@ -276,6 +275,13 @@ def _check_dataset(d: Dataset, where: str, file_bytes: int) -> None:
         _refuse(f"{where} has a size that does not fit its shape")
     if _count(d.start, where) + d.size_bytes > file_bytes:
         _refuse(f"{where} lies outside the file")
+
+
+def _check_nodes(nodes: Any, files: Sequence[str]) -> None:
+    if not isinstance(nodes, dict) or not all(isinstance(node, str) for node in nodes.values()):
+        _refuse("nodes is not a table of names")
+    if nodes and not nodes.keys() >= set(files):
+        _refuse("does not tell the node of every file")
 
 
 def _check_tensors(manifest: Manifest) -> None:

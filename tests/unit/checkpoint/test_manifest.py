@@ -94,6 +94,10 @@ OTHER_HALF = dataclasses.replace(HALF, name="w@2", offset=(2,), start=108)
         dataclasses.replace(GOOD, step="7"),
         dataclasses.replace(GOOD, world_size=0),
         dataclasses.replace(GOOD, values={"w": 1}),
+        dataclasses.replace(GOOD, nodes={"rank-00000.h5": 3}),
+        dataclasses.replace(GOOD, nodes={"rank-00000.h5": "n0", "rank-00001.h5": []}),
+        dataclasses.replace(GOOD, nodes={"rank-00001.h5": "n0"}),
+        dataclasses.replace(GOOD, nodes=[]),
         dataclasses.replace(GOOD, objects={"m": ObjectRecord(scope="odd", fingerprints=(ZERO,))}),
         dataclasses.replace(GOOD, objects={"m": ObjectRecord(scope="per_rank", fingerprints=())}),
     ],
@@ -101,6 +105,13 @@ OTHER_HALF = dataclasses.replace(HALF, name="w@2", offset=(2,), start=108)
 def test_a_manifest_that_contradicts_itself_is_refused(bad):
     with pytest.raises(CorruptCheckpointError):
         manifest.parse(manifest.dump(bad))
+
+
+def test_the_files_of_a_node_are_told():
+    known = dataclasses.replace(GOOD, nodes={FILE.name: "n0", "rank-00001.h5": "n1"})
+    assert manifest.parse(manifest.dump(known)) == known
+    assert known.files_of("n0") == [FILE]
+    assert known.files_of("n1") == []
 
 
 def test_halves_that_fill_a_tensor_are_accepted():
