@@ -506,8 +506,8 @@ class Checkpointer:
         while self._stale:
             steps.remove(self._stale.pop())
         for step, path in steps.traces(self._desk) if self._desk else ():
-            if step < saved:  # a drain was given up
-                steps.remove(path)
+            if step < saved and not (self._local and self._local.is_draining(step)):
+                steps.remove(path)  # a drain was given up
 
 
 def _raiser(error: Exception) -> Callable[[], saving.Snapshot]:

@@ -107,6 +107,7 @@ class LocalTier:
         self._busy = False  # this and the next are the first rank's to know
         self._waiting: Order | None = None
         self._wanted_from = 0
+        self._draining: int | None = None
         self._thread: threading.Thread | None = None
 
     def writer(self, step: int) -> LocalStorageWriter:
@@ -132,6 +133,10 @@ class LocalTier:
                 daemon=True,
             )
             self._thread.start()
+
+    def is_draining(self, step: int) -> bool:
+        """Whether ``step`` is on its way to the remote tier, and still wanted there."""
+        return step == self._draining and step >= self._wanted_from
 
     def give_up(self, *, before: int = _NEVER) -> None:
         """Drain no step below ``before`` any more; one that is on its way is dropped."""
@@ -238,6 +243,7 @@ class LocalTier:
 
     def _drain_one(self, order: Order) -> None:
         begin = time.monotonic()
+        self._draining = order.step
         try:
             found = self._ranks.reduce(
                 self._survey, lambda surveys: self._own(local.gathered(surveys), order.step)

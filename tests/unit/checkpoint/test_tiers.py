@@ -351,6 +351,26 @@ def test_a_notice_chooses_the_tier_that_fits_the_time_left(tmp_path):
     assert attempt.commits()[1:] == [(1, "remote"), (2, "remote"), (3, "remote")]
 
 
+def test_a_drain_goes_on_beside_a_later_save_that_found_no_local_disk(tmp_path):
+    class First(Gate):
+        def write(self, fd, memory, offset):
+            slow = "step-00000001" in str(Path(f"/proc/self/fd/{fd}").readlink())
+            return (super() if slow else Disk()).write(fd, memory, offset)
+
+    gate = First()
+    attempt = Attempt(tmp_path, 0, disk=gate)
+    attempt.save(1)
+    assert gate.reached.wait(30)
+    (tmp_path / "n0").rename(tmp_path / "away")
+    attempt.save(2)
+    assert attempt.commits() == [(1, "local"), (2, "remote")]
+    (tmp_path / "away").rename(tmp_path / "n0")
+    gate.opened.set()
+    attempt.checkpointer.drain()
+    assert attempt.commits()[2:] == [(1, "remote")]
+    assert attempt.checkpointer.failed() is None
+
+
 def test_a_pace_is_that_of_the_slowest_of_the_last_three():
     pace = Pace()
     assert pace.fits(10 << 20, 1)
