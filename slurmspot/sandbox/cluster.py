@@ -10,10 +10,12 @@ import dataclasses
 import json
 import os
 import pwd
+import re
 import secrets
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -240,19 +242,21 @@ class Sandbox:
     def revive(self, node: str, *, deadline_s: float = 60.0) -> None:
         """The machine is back, empty: start its slurmd and wait until it can take jobs.
 
-        Slurm is told only once slurmd listens: resumed before, the node would be asked in vain,
-        and taken for silent until it is asked again, up to 100 s later.
+        Until slurmd has registered, what Slurm says of the node is of the one before; and resumed
+        before, it would be asked in vain and taken for silent for up to 100 s.
 
         Raises:
             SlurmspotError: it is not back after ``deadline_s``.
         """
+        before_s = -2.0
         if not processes.pids(self.layout, self._known(node)):
+            before_s = self._slurmd_started_s(node)
+            # Slurm counts whole seconds: within the same one they could not be told apart.
+            time.sleep(max(0.0, before_s + 1 - time.time()))
             self._start(daemons.slurmd(self._programs, node))
 
-        port = config.node_port(self._first_port, self.spec.node_names.index(node))
-
         def usable() -> bool:
-            if not ports.listening(port):
+            if self._slurmd_started_s(node) <= before_s:
                 return False
             state = self._node_states().get(node, "")
             if state.startswith(("down", "drain", "fail")):
@@ -399,6 +403,12 @@ class Sandbox:
     def _node_states(self) -> dict[str, str]:
         output = self.run(["sinfo", "--noheader", "--Node", "--partition=spot", "--format=%N %T"])
         return dict(line.split() for line in output.stdout.splitlines() if len(line.split()) == 2)
+
+    def _slurmd_started_s(self, node: str) -> float:
+        """Unix time at which the slurmd that registered last was started; -1 without one."""
+        shown = self.run(["scontrol", "--oneliner", "show", "node", node]).stdout
+        found = re.search(r"SlurmdStartTime=(\d\S+)", shown)
+        return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else -1
 
     def _known(self, node: str) -> str:
         if node not in self.spec.node_names:

@@ -48,16 +48,12 @@ def slurmdbd_port(first_port: int) -> int:
     return first_port + 1
 
 
-def node_port(first_port: int, index: int) -> int:
-    """Where the slurmd of the node of that index listens."""
-    return first_port + 2 + index
-
-
 def slurm_conf(spec: Spec, site: Site, features: Features) -> str:
     """``slurm.conf``: see slurm.conf(5) for every key."""
     layout = site.layout
     nodes = f"node[0-{spec.nodes - 1}]"
-    ports = "-".join(str(node_port(site.first_port, index)) for index in (0, spec.nodes - 1))
+    last_port = site.first_port + port_count(spec) - 1
+    ports = f"{site.first_port + 2}-{last_port}"
     gpus = f" Gres=gpu:{spec.gpus_per_node}" if spec.gpus_per_node else ""
     user_signal = (
         "PreemptParameters=send_user_signal"
