@@ -26,6 +26,7 @@ Bytes = NDArray[np.uint8]
 BLOCK_BYTES = 4096
 """What direct I/O is aligned to: a multiple of every disk's logical block."""
 
+_HUGE_BYTES = 2 << 20  # of the usual architectures; where it is more, there are none here
 _IOV_MAX = 1024
 _AT_EMPTY_PATH = 0x1000
 _STATX_DIOALIGN = 0x2000
@@ -40,12 +41,25 @@ _libc.fstatfs.argtypes = (ctypes.c_int, ctypes.c_void_p)
 _IN_MEMORY = {0x01021994, 0x858458F6}  # tmpfs, ramfs: TMPFS_MAGIC and RAMFS_MAGIC of statfs(2)
 
 
-def aligned(size_bytes: int) -> Bytes:
-    """Memory that direct I/O can use, on huge pages where there are any: the disk likes them."""
-    room = mmap.mmap(-1, max(1, size_bytes))
-    with contextlib.suppress(OSError):
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(room, np.uint8, size_bytes)
+def aligned(size_bytes: int, *, inherited: bool = True) -> Bytes:
+    """Memory of this process alone, on huge pages where there are any, for direct I/O.
+
+    Scattered pages would cut one transfer into several.
+
+    Args:
+        inherited: give children that are forked a copy. Without, no fork can come between this
+            process and a transfer that is under way, or slow down what writes there next.
+    """
+    pages = mmap.mmap(
+        -1, max(1, size_bytes) + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
+    begin = -np.frombuffer(pages, np.uint8).ctypes.data % _HUGE_BYTES
+    with contextlib.suppress(OSError):  # kernels without huge pages
+        if whole := size_bytes - size_bytes % _HUGE_BYTES:
+            pages.madvise(mmap.MADV_HUGEPAGE, begin, whole)
+    if not inherited:
+        pages.madvise(mmap.MADV_DONTFORK)
+    return np.frombuffer(pages, np.uint8, size_bytes, begin)
 
 
 class Disk:
@@ -144,7 +158,7 @@ class InFile:
 
     def read_cached(self, memory: Sequence[Bytes], offset: int) -> bool:
         """Fill ``memory``, if the page cache can or must do it; else return False."""
-        if self._direct is not None and not self._is_cached(offset, sum(map(len, memory))):
+        if not self.is_cached(offset, sum(map(len, memory))):
             return False
         while memory:
             count = self._disk.read(self._fd, memory[:_IOV_MAX], offset)
@@ -170,8 +184,10 @@ class InFile:
                 raise _truncated()
             memory, offset, left = _after(memory, count), offset + count, left - count
 
-    def _is_cached(self, offset: int, size: int) -> bool:
-        """Whether the page cache holds all of it. Asking makes the kernel read nothing."""
+    def is_cached(self, offset: int, size: int) -> bool:
+        """Whether the page cache holds all of it, or is the only way. Asking reads nothing."""
+        if self._direct is None:
+            return True
         wanted = -(-size // mmap.PAGESIZE)
         if self._map is None:
             return _cached_pages(self._fd, offset, size) >= wanted

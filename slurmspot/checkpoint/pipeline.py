@@ -29,7 +29,7 @@ DIRECT = Crew(threads=8, piece_bytes=4 << 20)
 """While some hash or copy, others keep the disk busy."""
 
 CACHED = Crew(threads=2, piece_bytes=1 << 20)
-"""A file in the page cache takes one write at a time, of what a core's own cache holds still."""
+"""In memory, a file takes one write at a time, best of what a core's own cache holds still."""
 
 _BRIDGE_BYTES = 64 << 10  # reading over a gap this small beats beginning a new piece
 _FEW = 64  # so many parts of a piece are moved each by itself
@@ -173,28 +173,30 @@ def read(file: InFile, runs: Sequence[Run], progress: Callable[[int], None] | No
         if progress is not None:
             progress(piece.size)
 
-    _Job(runs, move, DIRECT).run()
+    if runs:
+        start, end = runs[0].start, runs[-1].start + runs[-1].size
+        _Job(runs, move, CACHED if file.is_cached(start, end - start) else DIRECT).run()
 
 
 class _Turn:
-    """Lets the pieces through in the order in which they were taken."""
+    """Lets the pieces through in the order in which they were taken, each waking only the next."""
 
-    def __init__(self, job: _Job, number: int) -> None:
+    def __init__(self, job: _Job) -> None:
         self._job = job
-        self._number = number
+        self._come = job.coming
+        self._after = job.coming = threading.Event()
 
     def __enter__(self) -> None:
-        with self._job.changed:
-            self._job.changed.wait_for(
-                lambda: self._job.turn == self._number or self._job.error is not None
-            )
-            if self._job.error is not None:
-                raise _Stopped
+        self._come.wait()
+        if self._job.error is not None:
+            raise _Stopped
 
     def __exit__(self, *_: object) -> None:
-        with self._job.changed:
-            self._job.turn += 1
-            self._job.changed.notify_all()
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Let the next piece through."""
+        self._after.set()
 
 
 class _Stopped(Exception):  # noqa: N818 - never leaves this module
@@ -202,18 +204,23 @@ class _Stopped(Exception):  # noqa: N818 - never leaves this module
 
 
 class _Job:
-    """The threads that move one file's pieces."""
+    """The threads that move one file's pieces.
+
+    Attributes:
+        coming: set when it is the turn of the piece that will be taken next.
+        error: the first of any thread; whoever finds one stops.
+    """
 
     def __init__(
         self, runs: Sequence[Run], move: Callable[[_Piece, Bytes, _Turn], None], crew: Crew
     ) -> None:
-        self._pieces = enumerate(_cut(runs, crew.piece_bytes))
+        self._pieces = _cut(runs, crew.piece_bytes)
         self._taking = threading.Lock()
         self._move = move
         self._piece_bytes = crew.piece_bytes
         self._threads = min(crew.threads, 1 + sum(run.size for run in runs) // crew.piece_bytes)
-        self.changed = threading.Condition()
-        self.turn = 0
+        self.coming = threading.Event()
+        self.coming.set()
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -232,21 +239,25 @@ class _Job:
 
     def _work(self) -> None:
         try:
-            self._move_all(aligned(self._piece_bytes))
-        except _Stopped:
-            pass
+            buffer = aligned(self._piece_bytes, inherited=False)
+            while self.error is None and self._move_next(buffer):
+                pass
         except BaseException as error:  # noqa: BLE001 - raised by run()
-            with self.changed:
-                self.error = self.error or error
-                self.changed.notify_all()
+            self.error = self.error or error
 
-    def _move_all(self, buffer: Bytes) -> None:
-        while self.error is None:
-            with self._taking:
-                number, piece = next(self._pieces, (0, None))
+    def _move_next(self, buffer: Bytes) -> bool:
+        with self._taking:
+            piece = next(self._pieces, None)
             if piece is None:
-                return
-            self._move(piece, buffer, _Turn(self, number))
+                return False
+            turn = _Turn(self)
+        try:
+            self._move(piece, buffer, turn)
+        except BaseException as error:
+            self.error = self.error or error
+            turn.pass_on()  # to those who wait, and will find the error
+            raise
+        return True
 
 
 def _cut(runs: Iterable[Run], piece_bytes: int) -> Iterator[_Piece]:

@@ -149,7 +149,7 @@ def _copy(
             raise CorruptCheckpointError(f"{file.name} is not of the size that was saved")
         written = OutFile(target / file.name, file.size_bytes, disk)
         try:
-            buffer = aligned(DIRECT.piece_bytes)
+            buffer = aligned(DIRECT.piece_bytes, inherited=False)
             for start in range(0, file.size_bytes, DIRECT.piece_bytes):
                 if unwanted():
                     raise AbandonedError("given up for something newer, or for want of time")

@@ -8,14 +8,13 @@ which lets copies from there run on their own.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import weakref
 from collections.abc import Mapping
 
 import torch
 
 from slurmspot.checkpoint import host
+from slurmspot.checkpoint.disk import aligned
 
 _PAGE_BYTES = 4096
 _LINE_BYTES = 64
@@ -72,10 +71,7 @@ class _Memory:
             end = begin + size_bytes
             places[path] = slice(begin, end)
         self.size_bytes = max(-(-end // _PAGE_BYTES), 1) * _PAGE_BYTES
-        mapping = mmap.mmap(-1, self.size_bytes)
-        with contextlib.suppress(OSError):  # kernels without huge pages
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-        raw = torch.frombuffer(mapping, dtype=torch.uint8)
+        raw = torch.from_numpy(aligned(self.size_bytes, inherited=False))
         raw.zero_()
         if any(tensor.is_cuda for tensor in tensors.values()):
             _pin(self, raw)

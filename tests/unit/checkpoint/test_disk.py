@@ -240,6 +240,19 @@ def test_direct_io_that_is_refused_late_is_given_up_and_said_once(tmp_path, capl
     assert len([one for one in caplog.messages if "has no direct I/O" in one]) == 1
 
 
+def test_a_forked_child_gets_a_copy_or_nothing():
+    copied, kept_back = (disk.aligned(3 << 20, inherited=one) for one in (True, False))
+    copied[:] = kept_back[:] = 1
+    child = os.fork()
+    if not child:
+        copied[:] = 2
+        mapped = Path("/proc/self/maps").read_text()
+        os._exit(f"{kept_back.ctypes.data:x}-" in mapped)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert f"{kept_back.ctypes.data:x}-" in Path("/proc/self/maps").read_text()
+    assert (copied == 1).all()
+
+
 @pytest.fixture(params=["a new kernel", "an old kernel"])
 def kernel(request, monkeypatch):
     """One that answers cachestat(2) and statx(2) about direct I/O, and one that does not."""
