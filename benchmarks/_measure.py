@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from slurmspot.checkpoint.disk import aligned
+
 PIECE_BYTES = 16 << 20
 THREADS = 4
 
@@ -129,22 +131,20 @@ def forget(path: Path) -> None:
             os.close(fd)
 
 
-def write_direct(path: Path, content: mmap.mmap) -> None:
+def write_direct(path: Path, content: memoryview) -> None:
     """The limit: four threads write aligned memory past the page cache; then fsync."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
     os.posix_fallocate(fd, 0, len(content))
-    view = memoryview(content)
-    _share(len(content), lambda at: os.pwrite(fd, view[at : at + PIECE_BYTES], at))
+    _share(len(content), lambda at: os.pwrite(fd, content[at : at + PIECE_BYTES], at))
     os.fsync(fd)
     os.close(fd)
 
 
-def write_buffered(path: Path, content: mmap.mmap) -> None:
+def write_buffered(path: Path, content: memoryview) -> None:
     """The usual way: one thread writes through the page cache; then fsync."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    view = memoryview(content)
     for at in range(0, len(content), PIECE_BYTES):
-        os.pwrite(fd, view[at : at + PIECE_BYTES], at)
+        os.pwrite(fd, content[at : at + PIECE_BYTES], at)
     os.fsync(fd)
     os.close(fd)
 
@@ -156,7 +156,7 @@ def read_direct(path: Path, size_bytes: int) -> None:
 
     def read(at: int) -> None:
         if not hasattr(local, "room"):
-            local.room = mmap.mmap(-1, PIECE_BYTES)
+            local.room = aligned(PIECE_BYTES).data
         os.preadv(fd, [local.room], at)
 
     _share(size_bytes, read)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import mmap
 import os
 import shutil
 import statistics
@@ -43,6 +42,7 @@ from safetensors.torch import save_file
 
 from slurmspot.checkpoint import host
 from slurmspot.checkpoint.checkpointer import Checkpointer
+from slurmspot.checkpoint.disk import aligned
 from slurmspot.checkpoint.storage import Hdf5StorageReader, Hdf5StorageWriter
 from slurmspot.checkpoint.verify import verify
 
@@ -77,10 +77,9 @@ class Files:
         count = self.size_bytes // 4 // TENSORS
         self.state = {f"layer-{i}": torch.randn(count) for i in range(TENSORS)}
         self.room = {name: torch.zeros_like(one) for name, one in self.state.items()}
-        # The limit's memory is aligned, as no tensor's is.
-        self.content = mmap.mmap(-1, self.size_bytes)
-        for one in self.state.values():
-            self.content.write(host.content(one))
+        # The limit's memory is aligned and on huge pages, as no tensor's is.
+        self.content = aligned(self.size_bytes).data
+        self.content[:] = b"".join(host.content(one) for one in self.state.values())
         self.checkpointer = Checkpointer(
             folder / "run", {"model": Holder(self.state)}, keep=1, emit=self._note
         )
@@ -183,9 +182,8 @@ class Files:
     def read_warm(self) -> float:
         """A plain read of the same file from the page cache; read once before, if it must be."""
         (path,) = (self.folder / "storage").glob("*.h5")
-        room = memoryview(self.content)
-        read_buffered(path, room)
-        return timed(lambda: read_buffered(path, room))
+        read_buffered(path, self.content)
+        return timed(lambda: read_buffered(path, self.content))
 
     def read_limit(self) -> float:
         """Four threads, past the page cache."""
