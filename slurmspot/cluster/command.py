@@ -47,7 +47,8 @@ def run(argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 60.
         SlurmUnreachableError: it did not answer in time.
     """
     conf = slurm_conf()
-    if conf is not None and not conf.exists():  # Slurm itself would wait a minute for it
+    own = argv[0] == "env"  # brings a SLURM_CONF of its own: a sandbox's
+    if not own and conf is not None and not conf.exists():  # Slurm would wait a minute for it
         raise NoSlurmError(
             f"there is no {conf}, which SLURM_CONF names",
             fix="set SLURM_CONF to the slurm.conf of a cluster; "

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -358,7 +359,7 @@ class Sandbox:
 
     def _set_up_database(self) -> None:
         folders.write_private(self.layout.database_init, b"CREATE DATABASE IF NOT EXISTS slurm;\n")
-        done = command.run(daemons.database_setup(self._programs, self.layout, _user_name()))
+        done = self.run(daemons.database_setup(self._programs, self.layout, _user_name()))
         self.layout.log("mariadb-install-db").write_text(done.stdout + done.stderr)
         if done.returncode:
             raise SlurmspotError(
@@ -408,7 +409,7 @@ class Sandbox:
         """Unix time at which the slurmd that registered last was started; -1 without one."""
         shown = self.run(["scontrol", "--oneliner", "show", "node", node]).stdout
         found = re.search(r"SlurmdStartTime=(\d\S+)", shown)
-        return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else -1
+        return datetime.fromisoformat(found[1]).timestamp() if found else -1
 
     def _known(self, node: str) -> str:
         if node not in self.spec.node_names:
