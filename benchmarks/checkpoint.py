@@ -85,13 +85,21 @@ class Files:
         )
         self.step = 0
         self.committed = 0.0
+        self.writes = 0
+        self.paths: dict[str, Path] = {}
 
-    def _fresh(self, name: str) -> Path:
-        path = self.folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
-        return path
+    def _write(self, name: str, work: Callable[[Path], Any]) -> float:
+        """Time ``work`` on a new path; what it wrote before goes only then, as it must with ours.
+
+        Blocks and pages that have just been freed are quicker to get than others.
+        """
+        self.writes += 1
+        path = self.folder / f"{name}-{self.writes}"
+        taken = timed(lambda: work(path))
+        earlier, self.paths[name] = self.paths.get(name), path
+        if earlier is not None:
+            shutil.rmtree(earlier) if earlier.is_dir() else earlier.unlink()
+        return taken
 
     def _note(self, event: str, **_: Any) -> None:
         if event == "commit":
@@ -113,46 +121,44 @@ class Files:
         return self.committed - begin
 
     def storage(self) -> float:
-        """The storage classes alone: what a blocking save takes."""
-        path = self._fresh("storage")
-        return timed(lambda: dcp.save(self.state, storage_writer=Hdf5StorageWriter(path)))
+        """The storage classes alone, in ``dcp.save``."""
+        return self._write(
+            "storage", lambda path: dcp.save(self.state, storage_writer=Hdf5StorageWriter(path))
+        )
 
     def dcp(self) -> float:
         """DCP's own files, which it syncs."""
-        path = self._fresh("dcp")
-        return timed(lambda: dcp.save(self.state, storage_writer=dcp.FileSystemWriter(path)))
+        return self._write(
+            "dcp", lambda path: dcp.save(self.state, storage_writer=dcp.FileSystemWriter(path))
+        )
 
     def torch_save(self) -> float:
         """torch.save, and fsync."""
-        path = self._fresh("torch")
 
-        def work() -> None:
+        def work(path: Path) -> None:
             with path.open("wb") as file:
                 torch.save(self.state, file)
                 os.fsync(file.fileno())
 
-        return timed(work)
+        return self._write("torch", work)
 
     def safetensors(self) -> float:
         """safetensors, and fsync."""
-        path = self._fresh("safetensors")
 
-        def work() -> None:
+        def work(path: Path) -> None:
             save_file(self.state, path)
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
 
-        return timed(work)
+        return self._write("safetensors", work)
 
     def raw(self) -> float:
         """One thread, through the page cache."""
-        path = self._fresh("raw")
-        return timed(lambda: write_buffered(path, self.content))
+        return self._write("raw", lambda path: write_buffered(path, self.content))
 
     def limit(self) -> float:
         """Four threads, past the page cache."""
-        path = self._fresh("limit")
-        return timed(lambda: write_direct(path, self.content))
+        return self._write("limit", lambda path: write_direct(path, self.content))
 
     @property
     def saved(self) -> Path:
@@ -166,13 +172,13 @@ class Files:
 
     def load(self) -> float:
         """Every byte checked, into tensors that are there already."""
-        path = self.folder / "storage"
+        path = self.paths["storage"]
         forget(path)
         return timed(lambda: self._load(path))
 
     def load_warm(self) -> float:
         """The same from the page cache."""
-        path = self.folder / "storage"
+        path = self.paths["storage"]
         self.read_warm()
         return timed(lambda: self._load(path))
 
@@ -181,31 +187,31 @@ class Files:
 
     def read_warm(self) -> float:
         """A plain read of the same file from the page cache; read once before, if it must be."""
-        (path,) = (self.folder / "storage").glob("*.h5")
+        (path,) = self.paths["storage"].glob("*.h5")
         read_buffered(path, self.content)
         return timed(lambda: read_buffered(path, self.content))
 
     def read_limit(self) -> float:
         """Four threads, past the page cache."""
-        path = self.folder / "limit"
+        path = self.paths["limit"]
         forget(path)
         return timed(lambda: read_direct(path, self.size_bytes))
 
     def verify(self) -> float:
         """What ``slurmspot verify`` does."""
-        path = self.folder / "storage"
+        path = self.paths["storage"]
         forget(path)
         return timed(lambda: verify(path))
 
     def torch_load(self) -> float:
         """torch.load, which checks nothing."""
-        path = self.folder / "torch"
+        path = self.paths["torch"]
         forget(path)
         return timed(lambda: torch.load(path, weights_only=True))
 
     def dcp_load(self) -> float:
         """DCP's own reader, which checks nothing."""
-        path = self.folder / "dcp"
+        path = self.paths["dcp"]
         forget(path)
         return timed(lambda: dcp.load(self.room, storage_reader=dcp.FileSystemReader(path)))
 
