@@ -5,6 +5,7 @@ Everything that talks to Slurm takes a :class:`Runner`; tests pass one that answ
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,9 +49,9 @@ def run(argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 60.
     """
     conf = slurm_conf()
     own = argv[0] == "env"  # brings a SLURM_CONF of its own: a sandbox's
-    if not own and conf is not None and not conf.exists():  # Slurm would wait a minute for it
+    if not (own or conf is None or os.access(conf, os.R_OK)):  # Slurm would wait a minute for it
         raise NoSlurmError(
-            f"there is no {conf}, which SLURM_CONF names",
+            f"{conf}, which SLURM_CONF names, cannot be read",
             fix="set SLURM_CONF to the slurm.conf of a cluster; "
             "`slurmspot sandbox up` prints that of a private one",
         )

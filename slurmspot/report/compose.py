@@ -38,6 +38,7 @@ from slurmspot.timeline.recovery import (
     ended_as,
     false_starts,
     finished,
+    given_up,
 )
 
 _RTO_ORDER = (
@@ -103,6 +104,7 @@ class _Facts:
         found: the interruptions of each spot run.
         equal: every run ended in the baseline's state; None while that cannot be said.
         done: the work of every spot run is finished.
+        undone: what a reader is told if it is not.
         used: GPU hours of the spot runs; ``base`` those of the baseline; None if unknown.
         bills: of each run; ``whole`` is that of all spot runs together, ``base_bill`` what the
             baseline would have cost on spot.
@@ -112,6 +114,7 @@ class _Facts:
     baseline: RunReport | None
     equal: bool | None
     done: bool
+    undone: str
     used: float | None
     base: float | None
     prices: Prices
@@ -132,6 +135,9 @@ class _Facts:
             baseline=baseline,
             equal=_ends_equal(baseline, spot) if equal is None else bool(equal),
             done=all(finished(run.jobs, run.events) for run in spot),
+            undone="not finished, and nothing goes on with it"
+            if any(given_up(run.jobs, run.events) for run in spot)
+            else "not finished yet",
             used=_hours(spot, now),
             base=_hours([baseline], now) if baseline else None,
             prices=prices,
@@ -205,7 +211,7 @@ def _lead(facts: _Facts) -> list[str]:
         attempts = "One attempt" if failed == 1 else f"{failed} attempts"
         lead.append(f"{attempts} ended by a fault of its own before the first step.")
     if not facts.done:
-        lead.append("It is not finished yet.")
+        lead.append(f"It is {facts.undone}.")
     if facts.equal is not None:
         ending = "is the baseline's, bit for bit" if facts.equal else "is not the baseline's"
         lead.append(f"Its final state {ending}.")
@@ -254,7 +260,7 @@ def _figures(facts: _Facts) -> list[Figure]:
 
 def _final_state(facts: _Facts) -> Figure:
     if facts.equal is None:
-        value, note = "-", "not compared" if facts.done else "not finished yet"
+        value, note = "-", "not compared" if facts.done else facts.undone
     elif facts.equal:
         value, note = "equal", "to the baseline's, bit for bit"
     else:

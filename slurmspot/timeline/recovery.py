@@ -155,6 +155,14 @@ def finished(jobs: Sequence[Job], events: Iterable[Event] = ()) -> bool:
     return bool(found) and all(any(map(_is_final, chain)) for chain in found)
 
 
+def given_up(jobs: Sequence[Job], events: Iterable[Event] = ()) -> bool:
+    """Whether a line of training ended before its work was done, and Slurm will not go on."""
+    return any(
+        chain[-1].kind in {"failed", "cancelled", "timeout"} and not any(map(_is_final, chain))
+        for chain in chains(jobs, events)
+    )
+
+
 def _unfinished(chain: Sequence[Life]) -> int:
     """How many lives of a chain ended before the work was done."""
     for index, life in enumerate(chain):

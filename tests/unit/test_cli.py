@@ -109,7 +109,8 @@ def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path):
     missing = str(tmp_path / "slurm.conf")
     done = call("launch", "--", "true", SLURM_CONF=missing)
     assert done.returncode == 4
-    assert f"there is no {missing}, which SLURM_CONF names\n  do:  set SLURM_CONF" in done.stderr
+    assert f"{missing}, which SLURM_CONF names, cannot be read" in done.stderr
+    assert "\n  do:  set SLURM_CONF" in done.stderr
 
 
 def test_an_error_becomes_its_own_exit_code(monkeypatch, capsys):

@@ -134,6 +134,16 @@ def test_no_interruption():
     assert "There is no baseline" in render_html(doc)
 
 
+def test_a_run_that_failed_for_good_is_not_said_to_go_on():
+    going = simulated.run("spot", HITS[:2], stop_at=150)
+    (job,) = going.jobs
+    last = job.attempts[-1]._replace(kind="failed", end=NOW)
+    failed = replace(going, jobs=(job._replace(attempts=(*job.attempts[:-1], last)),))
+    doc = document(failed)
+    assert "It is not finished, and nothing goes on with it." in doc.lead
+    assert not any("not finished yet" in text for text in doc.lead)
+
+
 def test_still_going():
     doc = document(simulated.run("spot", HITS[:2], stop_at=150))
     assert "It is not finished yet." in doc.lead
