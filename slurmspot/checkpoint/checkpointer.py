@@ -412,14 +412,11 @@ class Checkpointer:
                 self._emit("snapshot_look", tensors=count, seconds=time.monotonic() - begin)
 
     def _persist(self, save: _Save) -> None:
-        copier = threading.Thread(
-            target=self._copy_rest, args=(save,), name="slurmspot-copy", daemon=True
-        )
-        copier.start()
+        copied = self._copy_beside(save)
         begin = time.monotonic()
 
         def confirm() -> None:
-            copier.join()
+            copied()
             save.copying.confirm()
 
         def on_written(size_bytes: int) -> None:
@@ -444,14 +441,25 @@ class Checkpointer:
                 )
                 self._arrived(save.order, time.monotonic() - begin)
         except Exception as error:  # noqa: BLE001 - told by failed() and wait(), never lost
-            copier.join()
+            copied()
             self._failure = saving.failure(save.order.step, error)
             self._emit("save_failed", step=save.order.step, error=self._failure.why)
             return
         self._failure = None
 
+    def _copy_beside(self, save: _Save) -> Callable[[], None]:
+        """Copy while the first of it is written already; return what waits for the end of it."""
+        copier = threading.Thread(
+            target=self._copy_rest, args=(save,), name="slurmspot-copy", daemon=True
+        )
+        try:
+            copier.start()
+        except RuntimeError:  # no further thread can be had: copy first, and write then
+            self._copy_rest(save)
+            return lambda: None
+        return copier.join
+
     def _copy_rest(self, save: _Save) -> None:
-        """Copy while the first of it is written already."""
         stall_s = save.stall_s + save.copying.carry_out()
         self._emit("snapshot_end", step=save.order.step, stall_s=stall_s)
 
@@ -506,7 +514,7 @@ class Checkpointer:
         while self._stale:
             steps.remove(self._stale.pop())
         for step, path in steps.traces(self._desk) if self._desk else ():
-            if step < saved and not (self._local and self._local.is_draining(step)):
+            if step <= saved and not (self._local and self._local.is_draining(step)):
                 steps.remove(path)  # a drain was given up
 
 

@@ -185,6 +185,8 @@ class _Loading:
 
     def compare(self, names: Sequence[str]) -> None:
         """Take the fingerprints of the live objects, and compare them with those of the save."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own omission
+            torch.cuda.synchronize()  # several threads will read what this one has queued
         for name in names:
             state = self._states.pop(name, None)
             if state is None:

@@ -7,6 +7,7 @@ any length in one pass over memory. All the memory it takes is a buffer a thread
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -187,7 +188,9 @@ class _Turn:
         self._after = job.coming = threading.Event()
 
     def __enter__(self) -> None:
-        self._come.wait()
+        # Who fails lets the next one through; but Ctrl-C can hit before it is able to.
+        while not self._come.wait(1.0) and self._job.error is None:
+            pass
         if self._job.error is not None:
             raise _Stopped
 
@@ -225,12 +228,12 @@ class _Job:
 
     def run(self) -> None:
         """Move everything; raise the first error of any thread."""
-        helpers = [
-            threading.Thread(target=self._work, name="slurmspot-disk", daemon=True)
-            for _ in range(self._threads - 1)
-        ]
-        for helper in helpers:
-            helper.start()
+        helpers: list[threading.Thread] = []
+        with contextlib.suppress(RuntimeError):  # no further thread can be had: fewer do it
+            while len(helpers) < self._threads - 1:
+                helper = threading.Thread(target=self._work, name="slurmspot-disk", daemon=True)
+                helper.start()
+                helpers.append(helper)
         self._work()
         for helper in helpers:
             helper.join()

@@ -57,12 +57,14 @@ def agree(
         return _hold(first)
     if job.run is None:
         return first
-    srun = "-".join(env.get(name, "") for name in ("SLURM_STEP_ID", "SLURM_SRUN_COMM_PORT"))
+    # The launcher's port is one for all nodes; SLURM_SRUN_COMM_PORT differs beyond 48 of them.
+    srun = "-".join(env.get(name, "") for name in ("SLURM_STEP_ID", "SLURM_STEP_LAUNCHER_PORT"))
     told = RunFolder(job.run).events / job.attempt / f"srun-{srun}.port"
+    # By each rank, so that no network file system holds the folder for missing.
+    told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if job.rank != 0:
         return _read(told, wait, wait_s)
     port = _hold(first)
-    told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_durably(told, f"{port}\n".encode())
     return port
 

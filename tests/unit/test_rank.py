@@ -107,7 +107,7 @@ def test_the_ranks_meet_at_a_port_that_is_free(tmp_path, taken, order):
     attempt = tmp_path / "events" / "12-0"
     attempt.mkdir(parents=True)
     (attempt / "srun-0-4711.port").write_text("1\n")  # of an earlier srun
-    env = {"SLURMSPOT_RUN": str(tmp_path), "SLURM_SRUN_COMM_PORT": "4712"}
+    env = {"SLURMSPOT_RUN": str(tmp_path), "SLURM_STEP_LAUNCHER_PORT": "4712"}
     ranks = {rank: _begin(sys.executable, "-c", MEET, SLURM_PROCID=rank, **env) for rank in order}
     done = {rank: _end(process) for rank, process in ranks.items()}
     assert [one.stderr for one in done.values()] == ["", ""]

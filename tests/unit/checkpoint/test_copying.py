@@ -134,6 +134,24 @@ def test_what_training_waits_for_the_copy_is_counted(tmp_path, slow_copies):
     assert 0.1 < stall_s < 10
 
 
+def test_a_process_that_may_start_no_further_thread_saves_and_loads(tmp_path, monkeypatch):
+    training = Training(tmp_path).familiar()
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name in {"slurmspot-copy", "slurmspot-disk"}:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    at_save = training.digest()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        training.save()
+        training.step()
+        training.checkpointer.wait()
+        assert saved_digest(tmp_path) == at_save
+
+
 def late_paths(training):
     """What would be copied late now."""
     training.save()
