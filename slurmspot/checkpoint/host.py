@@ -97,6 +97,11 @@ def content(tensor: torch.Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
+def content_hash(tensor: torch.Tensor) -> str:
+    """XXH3-128, in hexadecimal, of the bytes of this rank's part."""
+    return xxhash.xxh3_128_hexdigest(content(local(tensor).cpu()))
+
+
 def digest(
     path: str, tensor: torch.Tensor, *, whole: bool = False, known: str | None = None
 ) -> bytes:
@@ -118,6 +123,6 @@ def digest(
     header = [path, dtype_name(tensor.dtype), list(tensor.shape), place]
     summed = xxhash.xxh3_128(json.dumps(header).encode())
     if known is None:
-        known = xxhash.xxh3_128_hexdigest(content(local(tensor).cpu()))
+        known = content_hash(tensor)
     summed.update(bytes.fromhex(known))
     return summed.digest()

@@ -195,7 +195,7 @@ class _Loading:
             part, key = self._parts[name], self._key(name)
             live = take(key, part.state())
             loose = part.loose(key) if record.scope == "sharded" else set()
-            fingerprint = live.fingerprint(without=loose, threads=DIRECT.threads)
+            fingerprint = live.fingerprint(without=loose, known=live.hashes(DIRECT.threads))
             if record.scope == "per_rank":
                 same = fingerprint == record.fingerprints[self._ranks.rank]
             else:

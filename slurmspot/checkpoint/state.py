@@ -47,31 +47,25 @@ class State:
         """Paths of the tensors of which every rank holds a part."""
         return frozenset(path for path, one in self.tensors.items() if isinstance(one, DTensor))
 
+    def hashes(self, threads: int) -> dict[str, str]:
+        """By path, the XXH3-128 of the bytes of this rank's part of each large tensor."""
+        tensors = self.tensors.items()
+        large = {path: one for path, one in tensors if host.part(one).nbytes >= _LARGE_BYTES}
+        with ThreadPoolExecutor(threads) as pool:
+            return dict(zip(large, pool.map(host.content_hash, large.values()), strict=True))
+
     def fingerprint(
-        self,
-        *,
-        without: Iterable[str] = (),
-        known: Mapping[str, str] | None = None,
-        threads: int = 1,
+        self, *, without: Iterable[str] = (), known: Mapping[str, str] | None = None
     ) -> str:
         """XXH3-128, in hexadecimal, of all values and this rank's parts of all tensors.
 
         Args:
             known: by path, the XXH3-128 of tensors whose bytes have been hashed already.
-            threads: how many may hash at once; one beside a training that needs the cores.
         """
         known = known or {}
-
-        def digest(path: str) -> bytes:
-            return host.digest(path, self.tensors[path], known=known.get(path))
-
-        paths = sorted(self.tensors.keys() - set(without))
-        large = [path for path in paths if host.part(self.tensors[path]).nbytes >= _LARGE_BYTES]
-        with ThreadPoolExecutor(threads) as pool:
-            ahead = dict(zip(large, pool.map(digest, large), strict=True))
         summed = xxhash.xxh3_128(json.dumps(self.skeleton, sort_keys=True).encode())
-        for path in paths:
-            summed.update(ahead.get(path) or digest(path))
+        for path in sorted(self.tensors.keys() - set(without)):
+            summed.update(host.digest(path, self.tensors[path], known=known.get(path)))
         return summed.hexdigest()
 
 
