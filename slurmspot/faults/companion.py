@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
+from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Companion:
+class Companion(ABC):
     """The thread: it starts with the block, and the end of the block waits for it.
 
     Attributes:
@@ -22,19 +22,14 @@ class Companion:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leaving.set()
         self._stop()
         self._thread.join()
 
+    @abstractmethod
     def _work(self) -> None:
         """What the thread does; it ends soon after :attr:`leaving` is set."""
-        raise NotImplementedError
 
-    def _stop(self) -> None:
+    def _stop(self) -> None:  # noqa: B027 - most need nothing else
         """Whatever else it takes to end :meth:`_work`."""
