@@ -1,16 +1,13 @@
 """Disks that are full, over their quota, or slow."""
 
 import errno
-import json
 import os
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-import torch
+from run_script import answer_of
+from weights import Weights
 
 from slurmspot.checkpoint import steps
 from slurmspot.checkpoint.checkpointer import Checkpointer
@@ -20,17 +17,6 @@ from slurmspot.checkpoint.verify import problems_of
 from slurmspot.errors import CheckpointWriteError
 
 DEADLINE_S = 30
-
-
-class Weights:
-    def __init__(self):
-        self.tensor = torch.zeros(100_000)
-
-    def state_dict(self):
-        return {"tensor": self.tensor}
-
-    def load_state_dict(self, state):
-        self.tensor = state["tensor"]
 
 
 class Run:
@@ -44,7 +30,7 @@ class Run:
             (root / "node").mkdir()
         self.checkpointer = Checkpointer(
             self.remote,
-            {"weights": Weights()},
+            {"weights": Weights(100_000)},
             claim=Claim(job_id="7", restart=0),
             local=root / "node" if tiered else None,
             node="n",
@@ -124,17 +110,9 @@ def test_a_remote_tier_that_takes_no_more_leaves_the_step_on_the_node(tmp_path, 
 
 
 def test_real_file_systems_that_are_full(tmp_path):
-    script = Path(__file__).with_name("full_disk.py")
     user = [] if os.geteuid() == 0 else ["--map-root-user"]
-    done = subprocess.run(
-        ["unshare", *user, "--mount", sys.executable, "-W", "error", script, tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    under = ["unshare", *user, "--mount"]
+    answer = answer_of("full_disk.py", tmp_path, under=under, timeout_s=120)
     assert answer["one_tier"] == 2
     assert "No space left" in answer["local_tier"]
     assert "No space left" in answer["remote_tier"]

@@ -1,10 +1,6 @@
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from run_script import answer_of
 
 from slurmspot.checkpoint import loading, manifest
 from slurmspot.checkpoint.checkpointer import Checkpointer
@@ -116,21 +112,9 @@ def test_available_memory_is_the_least_of_machine_and_control_groups(tmp_path):
     assert available_bytes(tmp_path) == 0
 
 
-def memory_taken(folder, *argv):
-    """What little_memory.py tells."""
-    script = Path(__file__).with_name("little_memory.py")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script, folder, *argv],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout or "null")
-
-
 def test_a_state_larger_than_half_of_the_memory_is_streamed_and_not_doubled(tmp_path):
-    memory_taken(tmp_path, "save")
-    assert memory_taken(tmp_path, "load", "0.9") < 0.2
-    assert memory_taken(tmp_path, "load", "2") > 0.95  # which shows that this can be measured
+    answer_of("little_memory.py", tmp_path, "save")
+    assert answer_of("little_memory.py", tmp_path, "load", "0.9") < 0.2
+    assert (
+        answer_of("little_memory.py", tmp_path, "load", "2") > 0.95
+    )  # which shows that this can be measured

@@ -1,12 +1,9 @@
 """One attempt owns a run; what an earlier one still has in hand comes to nothing."""
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from run_script import answer_of
 
 from slurmspot.checkpoint import steps
 from slurmspot.checkpoint.ownership import Claim
@@ -109,16 +106,7 @@ def test_other_names_are_nobodys_desk(tmp_path):
 
 
 def test_an_attempt_that_freezes_anywhere_changes_nothing_once_another_has_the_run(memory):
-    script = Path(__file__).with_name("paused_owner.py")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script), str(memory), "7"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = answer_of("paused_owner.py", memory, 7)
     for kind, least in (("tiered", 20), ("remote", 10)):
         frozen, fenced = answer[kind]
         assert frozen > least

@@ -2,12 +2,8 @@
 
 import dataclasses
 import errno
-import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,6 +12,8 @@ import tier_scenarios as scenario
 import torch
 from click.testing import CliRunner
 from rank_pool import RankPool
+from run_script import answer_of
+from weights import Weights
 
 from slurmspot.checkpoint import manifest, steps
 from slurmspot.checkpoint.checkpointer import Checkpointer
@@ -28,26 +26,13 @@ from slurmspot.cli.verify import command
 from slurmspot.errors import FencedError, UsageError
 
 
-class Weights:
-    """A state whose every number is the step."""
-
-    def __init__(self):
-        self.tensor = torch.zeros(20_000)
-
-    def state_dict(self):
-        return {"tensor": self.tensor}
-
-    def load_state_dict(self, state):
-        self.tensor = state["tensor"]
-
-
 class Attempt:
     """One attempt of a run on one node; ``log`` has the events."""
 
     def __init__(self, root, restart, *, node="n0", disk=None, keep=3, tiered=True):
         (root / node).mkdir(exist_ok=True)
         self.log = []
-        self.weights = Weights()
+        self.weights = Weights(20_000)  # every number is the step
         self.checkpointer = Checkpointer(
             root / "remote",
             {"weights": self.weights},
@@ -532,19 +517,7 @@ def test_parts_of_two_attempts_are_never_put_together(tmp_path, pool):
 
 
 def test_ranks_and_disks_that_are_lost_at_any_moment(memory):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-W", "error", Path(__file__).with_name("killed_gang.py")),
-            *(str(memory), "17"),
-        ],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = answer_of("killed_gang.py", memory, 17, GLOO_SOCKET_IFNAME="lo")
     kills, mixed = answer["saving"]
     assert kills > 5
     assert mixed > 0  # what a drain had done was what saved a step
@@ -625,16 +598,7 @@ def test_a_part_under_the_name_of_another_node_is_not_intact(two_nodes, tmp_path
 
 
 def test_killed_at_every_change_of_save_drain_prune_and_promotion(memory):
-    script = Path(__file__).with_name("killed_drainer.py")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script), str(memory)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    saving, promoting, from_local, (_, last_step) = json.loads(done.stdout)
+    saving, promoting, from_local, (_, last_step) = answer_of("killed_drainer.py", memory)
     assert saving > 60
     assert promoting > 5
     assert from_local > 10  # the local tier was what saved a step, often enough
