@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -295,7 +296,7 @@ class Training:
 
 
 class Engines:
-    """The same training saved by us, by DCP, and not at all."""
+    """The same training saved by us, by DCP, and not at all; or beside a bare write."""
 
     def __init__(self, folder: Path, size_mib: int, step_s: float) -> None:
         self.training = training = Training(size_mib, step_s)
@@ -306,6 +307,8 @@ class Engines:
         training.optimizer.register_step_pre_hook(lambda *_: self._mark(0))
         self.checkpointer = Checkpointer(folder / "run", training.objects(), keep=1)
         training.optimizer.register_step_pre_hook(lambda *_: self._mark(1))
+        self._content = aligned(training.size_bytes)
+        self._content[:] = 1
         for _ in range(WARM_UP):  # staging is allocated, and what moves when is learnt
             self._ours()
             training.step()
@@ -331,6 +334,21 @@ class Engines:
     @staticmethod
     def _settle_dcp(future: Any) -> None:
         future.result()
+
+    def _bare(self) -> threading.Thread:
+        """Write as many bytes at the disk's limit: nothing is copied, hashed or committed."""
+        self._number += 1
+        path = self._folder / f"bare-{self._number}"
+        earlier = list(self._folder.glob("bare-*"))
+
+        def work() -> None:
+            write_direct(path, self._content.data)
+            for one in earlier:
+                one.unlink()
+
+        writing = threading.Thread(target=work)
+        writing.start()
+        return writing
 
     def stall(self) -> float:
         """Seconds that training waits for one of our checkpoints: the call, and before the step."""
@@ -366,6 +384,7 @@ class Engines:
             "plain": lambda: self.period(steps, lambda: None, lambda _: None),
             "ours": lambda: self.period(steps, self._ours, lambda _: self._settle_ours()),
             "dcp": lambda: self.period(steps, self._dcp, self._settle_dcp),
+            "bare": lambda: self.period(steps, self._bare, threading.Thread.join),
         }
 
 
@@ -379,15 +398,19 @@ def training_figures(
     t = take_turns(repeats, engines.periods(max(1, round(period_s / step_s))))
     added = {
         name: [max(0.0, one - plain) for one, plain in zip(t[name], t["plain"], strict=True)]
-        for name in ("ours", "dcp")
+        for name in ("ours", "dcp", "bare")
     }
     yield Figure(name="step_overhead", bar=0.015, ours=added["ours"], peer=t["plain"])
-    yield Figure(
-        name="step_overhead_vs_dcp_async",
-        bar=0.2,
-        ours=added["ours"],
-        peer=[max(1e-6, one) for one in added["dcp"]],
-    )
+    yield Figure(name="step_overhead_of_bare_write", bar=None, ours=added["bare"], peer=t["plain"])
+    for name, bar, peer in (("dcp_async", 0.2, "dcp"), ("bare_write", None, "bare")):
+        yield Figure(
+            name=f"step_overhead_vs_{name}",
+            bar=bar,
+            ours=added["ours"],
+            peer=[
+                max(plain / 1000, one) for one, plain in zip(added[peer], t["plain"], strict=True)
+            ],
+        )
 
 
 def peak_memory(folder: Path, size_mib: int) -> tuple[int, int]:

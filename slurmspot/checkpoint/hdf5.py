@@ -6,13 +6,14 @@ around them and the data itself then go to disk together, front to back, hashed 
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import h5py
 import numpy as np
@@ -64,25 +65,30 @@ def write(
     Raises:
         OSError: the disk refused.
     """
-    with _Layout(_names(pieces), pieces) as layout:
-        digests = [xxhash.xxh3_128() for _ in pieces]
-        rest = xxhash.xxh3_128()
-        unhashed = layout.file(path.name, [digest.hexdigest() for digest in digests], "")
-        runs = [
-            Run(start=d.start, size=d.size_bytes, digest=digest, memory=partial(data, i))
-            for i, (d, digest) in enumerate(zip(unhashed.datasets, digests, strict=True))
-        ]
-        runs += [
-            Run(start=start, size=size, digest=rest, memory=partial(layout.around, start, size))
-            for start, size in unhashed.gaps()
-        ]
-        out = OutFile(path, layout.size_bytes, disk)
-        try:
-            pipeline.write(out, sorted((run for run in runs if run.size), key=_start))
-            out.finish()
-        finally:
-            out.close()
-        return layout.file(path.name, [one.hexdigest() for one in digests], rest.hexdigest())
+    layout = _lay_out(tuple(pieces))
+    digests = [xxhash.xxh3_128() for _ in pieces]
+    rest = xxhash.xxh3_128()
+    unhashed = layout.file(path.name, [digest.hexdigest() for digest in digests], "")
+    runs = [
+        Run(start=d.start, size=d.size_bytes, digest=digest, memory=functools.partial(data, i))
+        for i, (d, digest) in enumerate(zip(unhashed.datasets, digests, strict=True))
+    ]
+    runs += [
+        Run(
+            start=start,
+            size=size,
+            digest=rest,
+            memory=functools.partial(layout.around, start, size),
+        )
+        for start, size in unhashed.gaps()
+    ]
+    out = OutFile(path, layout.size_bytes, disk)
+    try:
+        pipeline.write(out, sorted((run for run in runs if run.size), key=_start))
+        out.finish()
+    finally:
+        out.close()
+    return layout.file(path.name, [one.hexdigest() for one in digests], rest.hexdigest())
 
 
 def structure_problems(path: Path, file: DataFile) -> Sequence[tuple[str | None, str]]:
@@ -127,22 +133,13 @@ def _is_as_listed(dataset: h5d.DatasetID, listed: Dataset) -> bool:
 class _Layout:
     """The file as HDF5 lays it out, without the data: a sparse file in memory."""
 
-    def __init__(self, names: Sequence[str], pieces: Sequence[Piece]) -> None:
-        self._names = names
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._names = _names(pieces)
         self._pieces = pieces
         self._fd = os.memfd_create("layout", os.MFD_CLOEXEC)
-        try:
-            self._starts = self._create()
-            self.size_bytes = os.fstat(self._fd).st_size
-        except BaseException:
-            os.close(self._fd)
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        weakref.finalize(self, os.close, self._fd)
+        self._starts = self._create()
+        self.size_bytes = os.fstat(self._fd).st_size
 
     def around(self, start: int, size: int) -> bytes:
         """Bytes of the file that belong to no dataset."""
@@ -206,6 +203,12 @@ class _Layout:
                     attribute.write(value)
                 starts.append(dataset.get_offset() or 0)
         return starts
+
+
+@functools.lru_cache(maxsize=1)
+def _lay_out(pieces: tuple[Piece, ...]) -> _Layout:
+    """The layout of a file of ``pieces``; training saves the same ones again and again."""
+    return _Layout(pieces)
 
 
 def _space(shape: tuple[int, ...]) -> h5s.SpaceID:
