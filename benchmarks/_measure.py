@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import platform
+import random
 import statistics
 import threading
 import time
@@ -104,12 +105,17 @@ def take_turns(
     repeats: int,
     contenders: Mapping[str, Callable[[], float]],
 ) -> dict[str, list[float]]:
-    """Samples of each contender, one a turn, each turn beginning with another one."""
+    """Samples of each contender, one a turn, each turn in another order.
+
+    What a contender leaves to the disk, freed blocks among it, is settled before the next one.
+    """
     names = list(contenders)
     samples: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(repeats):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+    order = random.Random(0)
+    for _ in range(repeats):
+        order.shuffle(names)
+        for name in names:
+            os.sync()
             samples[name].append(contenders[name]())
     return samples
 
