@@ -1,4 +1,4 @@
-"""One real Slurm cluster for all cluster tests; they fail where it cannot be had."""
+"""One real Slurm cluster for all cluster tests of a process; they fail where none can be had."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from slurmspot.study.soak import Drill, undisturbed
 
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Sandbox]:
-    """The cluster, with this process as its client."""
-    with Sandbox.up(f"test-{os.getpid()}") as cluster, pytest.MonkeyPatch.context() as patch:
-        for name, value in cluster.env.items():
-            patch.setenv(name, value)
+    """The cluster."""
+    with Sandbox.up(f"test-{os.getpid()}") as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module", autouse=True)
+def client(sandbox: Sandbox) -> Iterator[None]:
+    """Make this process a client of the cluster, but not for the tests of other folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in sandbox.env.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(autouse=True)

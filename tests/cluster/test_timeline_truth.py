@@ -195,8 +195,8 @@ def test_interruptions_are_those_that_were_injected(watched):
     assert [(one.kind, one.notice) for one in (killed, robbed, warned)] == [
         *(("killed", False), ("node_fail", False), ("preemption", True)),
     ]
-    assert 0 < killed.steps_lost <= 10
-    assert 0 < robbed.steps_lost <= 10
+    assert 0 < killed.steps_lost < 20  # two periods: a save may have been under way
+    assert 0 < robbed.steps_lost < 20
     assert warned.steps_lost == 0
     assert killed.recovered
     assert robbed.recovered
