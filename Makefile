@@ -29,7 +29,7 @@ soak: setup ## COUNT interruptions of every kind in one run (default 100); summa
 	$(PYTHON) -m slurmspot.study.soak --count $(COUNT) --seed $(SEED) --out results/soak
 
 test: setup lint ## every check: lint, unit tests, and tests on a real Slurm cluster
-	$(PYTHON) -m pytest -q -n 2 --dist loadfile tests/unit tests/cluster
+	$(PYTHON) -m pytest -q tests/unit tests/cluster
 
 lint: setup ## ruff, mypy and shellcheck
 	$(PYTHON) -m ruff check .
