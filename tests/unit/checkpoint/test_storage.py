@@ -7,7 +7,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmspot.checkpoint import manifest
+from slurmspot.checkpoint import hdf5, manifest
 from slurmspot.checkpoint.dtypes import STORED_AS, item_size
 from slurmspot.checkpoint.storage import Hdf5StorageReader, Hdf5StorageWriter
 from slurmspot.checkpoint.verify import verify
@@ -150,6 +150,23 @@ def test_an_existing_folder_is_not_overwritten(tmp_path):
     with pytest.raises(dcp.api.CheckpointException, match="there is something at"):
         save(tmp_path / "c", {"a": torch.zeros(3)})
     assert (tmp_path / "c" / manifest.NAME).read_bytes() == before
+
+
+def test_a_file_is_laid_out_once_for_all_the_saves_of_a_state(tmp_path, monkeypatch):
+    def state(shape):
+        return {"w": torch.randn(shape), "step": torch.tensor(shape[0], dtype=torch.int64)}
+
+    save(tmp_path / "1", state((3, 5000)))
+    monkeypatch.setattr(hdf5, "_Layout", None)
+    later = state((3, 5000))
+    save(tmp_path / "2", later)
+    back = load(tmp_path / "2", state((3, 5000)))
+    assert {name: bits(one) for name, one in back.items()} == {
+        name: bits(one) for name, one in later.items()
+    }
+    assert verify(tmp_path / "2")[0].intact
+    with pytest.raises(dcp.api.CheckpointException, match="NoneType"):
+        save(tmp_path / "3", state((4, 5000)))  # another state needs another layout
 
 
 def test_step_and_metadata_are_kept(tmp_path):
