@@ -168,9 +168,10 @@ def read(folder: Path) -> Manifest:
     try:
         fd = open_regular(folder / NAME)
         with os.fdopen(fd, "rb") as file:
-            if os.fstat(fd).st_size > _LARGEST_BYTES:
+            size_bytes = os.fstat(fd).st_size
+            if size_bytes > _LARGEST_BYTES:
                 _refuse(f"is larger than {_LARGEST_BYTES} bytes")
-            raw = file.read(_LARGEST_BYTES)
+            raw = file.read(size_bytes)
     except OSError as error:
         raise CorruptCheckpointError(error.strerror or str(error)) from None
     manifest = parse(raw)

@@ -229,20 +229,26 @@ class _Job:
     def run(self) -> None:
         """Move everything; raise the first error of any thread."""
         helpers: list[threading.Thread] = []
-        with contextlib.suppress(RuntimeError):  # no further thread can be had: fewer do it
+        mine = self._buffer()
+        # Where no further thread can be had, or no memory for it, fewer do it.
+        with contextlib.suppress(RuntimeError, OSError):
             while len(helpers) < self._threads - 1:
-                helper = threading.Thread(target=self._work, name="slurmspot-disk", daemon=True)
+                helper = threading.Thread(
+                    target=self._work, args=(self._buffer(),), name="slurmspot-disk", daemon=True
+                )
                 helper.start()
                 helpers.append(helper)
-        self._work()
+        self._work(mine)
         for helper in helpers:
             helper.join()
         if self.error is not None:
             raise self.error
 
-    def _work(self) -> None:
+    def _buffer(self) -> Bytes:
+        return aligned(self._piece_bytes, inherited=False)
+
+    def _work(self, buffer: Bytes) -> None:
         try:
-            buffer = aligned(self._piece_bytes, inherited=False)
             while self.error is None and self._move_next(buffer):
                 pass
         except BaseException as error:  # noqa: BLE001 - raised by run()

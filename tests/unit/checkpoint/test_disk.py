@@ -279,6 +279,23 @@ def test_what_the_page_cache_holds_is_known_and_not_read_by_asking(tmp_path, ker
     file.close()
 
 
+def test_where_memory_is_short_fewer_threads_do_it(folder, small_pieces, monkeypatch):
+    buffers = []
+
+    def scarce(*args, **options):
+        if len(buffers) == 2:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        buffers.append(disk.aligned(*args, **options))
+        return buffers[-1]
+
+    monkeypatch.setattr(pipeline, "aligned", scarce)
+    content = noise(64 * BLOCK_BYTES + 1)
+    ((_, digest),) = write(folder / "f", [content])
+    assert len(buffers) == 2
+    assert (folder / "f").read_bytes() == content.tobytes()
+    assert digest == xxhash.xxh3_128_hexdigest(content)
+
+
 def test_no_descriptor_is_left_open(folder):
     before = len(list(Path("/proc/self/fd").iterdir()))
     write(folder / "f", [noise(5000)])
