@@ -69,6 +69,33 @@ class Holder:
         self.tensors = state
 
 
+class Kept:
+    """What each contender wrote last, which stays until its next one is complete.
+
+    Blocks and pages that have just been freed are quicker to get than others; and with ours the
+    checkpoint before has to stay.
+
+    Attributes:
+        paths: by the contender's name.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+        self.paths: dict[str, Path] = {}
+
+    def new(self, name: str) -> Path:
+        """Where a contender writes next; nothing is there."""
+        self._count += 1
+        return self._folder / f"{name}-{self._count}"
+
+    def complete(self, name: str, path: Path) -> None:
+        """``path`` is written, and what came before it may go."""
+        earlier, self.paths[name] = self.paths.get(name), path
+        if earlier is not None:
+            shutil.rmtree(earlier) if earlier.is_dir() else earlier.unlink()
+
+
 class Files:
     """One state, and each engine's way to write it to a folder and to read it back."""
 
@@ -86,20 +113,14 @@ class Files:
         )
         self.step = 0
         self.committed = 0.0
-        self.writes = 0
-        self.paths: dict[str, Path] = {}
+        self._kept = Kept(folder)
+        self.paths = self._kept.paths
 
     def _write(self, name: str, work: Callable[[Path], Any]) -> float:
-        """Time ``work`` on a new path; what it wrote before goes only then, as it must with ours.
-
-        Blocks and pages that have just been freed are quicker to get than others.
-        """
-        self.writes += 1
-        path = self.folder / f"{name}-{self.writes}"
+        """Time ``work`` on a new path."""
+        path = self._kept.new(name)
         taken = timed(lambda: work(path))
-        earlier, self.paths[name] = self.paths.get(name), path
-        if earlier is not None:
-            shutil.rmtree(earlier) if earlier.is_dir() else earlier.unlink()
+        self._kept.complete(name, path)
         return taken
 
     def _note(self, event: str, **_: Any) -> None:
@@ -300,7 +321,7 @@ class Engines:
 
     def __init__(self, folder: Path, size_mib: int, step_s: float) -> None:
         self.training = training = Training(size_mib, step_s)
-        self._folder = folder
+        self._kept = Kept(folder)
         self._number = 0
         # What a save costs inside the step is the time between these two hooks.
         self._marks = [0.0, 0.0]
@@ -326,25 +347,23 @@ class Engines:
     def _settle_ours(self) -> None:
         self.checkpointer.wait()
 
-    def _dcp(self) -> Any:
-        path = self._folder / "dcp"
-        shutil.rmtree(path, ignore_errors=True)
-        return dcp.async_save(self.training.state(), storage_writer=dcp.FileSystemWriter(path))
+    def _dcp(self) -> tuple[Any, Path]:
+        path = self._kept.new("dcp")
+        writer = dcp.FileSystemWriter(path)
+        return dcp.async_save(self.training.state(), storage_writer=writer), path
 
-    @staticmethod
-    def _settle_dcp(future: Any) -> None:
+    def _settle_dcp(self, saving: tuple[Any, Path]) -> None:
+        future, path = saving
         future.result()
+        self._kept.complete("dcp", path)
 
     def _bare(self) -> threading.Thread:
         """Write as many bytes at the disk's limit: nothing is copied, hashed or committed."""
-        self._number += 1
-        path = self._folder / f"bare-{self._number}"
-        earlier = list(self._folder.glob("bare-*"))
+        path = self._kept.new("bare")
 
         def work() -> None:
             write_direct(path, self._content.data)
-            for one in earlier:
-                one.unlink()
+            self._kept.complete("bare", path)
 
         writing = threading.Thread(target=work)
         writing.start()
@@ -361,10 +380,10 @@ class Engines:
     def stall_dcp(self) -> float:
         """Seconds that training waits for DCP: the call."""
         begin = time.perf_counter()
-        future = self._dcp()
+        saving = self._dcp()
         waited = time.perf_counter() - begin
         self.training.step()
-        self._settle_dcp(future)
+        self._settle_dcp(saving)
         return waited
 
     def period(self, steps: int, save: Callable[[], Any], settle: Callable[[Any], None]) -> float:

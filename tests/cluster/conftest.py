@@ -1,4 +1,4 @@
-"""One real Slurm cluster for all cluster tests of a process; they fail where none can be had."""
+"""One real Slurm cluster for all cluster tests; they fail where it cannot be had."""
 
 from __future__ import annotations
 
