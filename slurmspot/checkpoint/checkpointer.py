@@ -424,14 +424,10 @@ class Checkpointer:
             self._emit("persist_end", step=save.order.step, size_bytes=size_bytes, seconds=seconds)
 
         def write(writer: Hdf5StorageWriter) -> None:
-            try:
+            with contextlib.nullcontext() if self._owner is None else self._owner.losing():
                 saving.save(
                     writer, save.snapshot, ranks=self._ranks, on_written=on_written, confirm=confirm
                 )
-            except CheckpointError:
-                if self._owner is not None:
-                    self._owner.check()
-                raise
 
         try:
             if not self._saved_locally(save, write):

@@ -34,12 +34,13 @@ import contextlib
 import errno
 import re
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from slurmspot.checkpoint import steps
-from slurmspot.errors import CheckpointWriteError, FencedError
+from slurmspot.errors import CheckpointError, CheckpointWriteError, FencedError
 
 _DESK = re.compile(r"owner-(\d{8,})-([0-9a-f]{8})-([0-9a-f]{16})-(\d+)-(.+)\Z", re.ASCII)
 
@@ -134,6 +135,19 @@ class Owner:
             for other in reversed(_owners(self.folder)):
                 if other.came_after(self) and not other.came_before(self):
                     raise other.won()
+
+    @contextlib.contextmanager
+    def losing(self) -> Iterator[None]:
+        """Have what fails because the run has been lost fail for that reason.
+
+        Raises:
+            FencedError: something failed, and another attempt has taken the run.
+        """
+        try:
+            yield
+        except CheckpointError:
+            self.check()
+            raise
 
     def dismiss(self, other: Owner) -> None:
         """Take over what lies on the desk of ``other``, and take the desk away.

@@ -20,12 +20,7 @@ from slurmspot.checkpoint.disk import REAL, Disk
 from slurmspot.checkpoint.local import Candidate, LocalStorageWriter
 from slurmspot.checkpoint.ownership import Owner
 from slurmspot.checkpoint.ranks import Ranks
-from slurmspot.errors import (
-    CheckpointError,
-    CheckpointWriteError,
-    CorruptCheckpointError,
-    FencedError,
-)
+from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError, FencedError
 
 KEEP = 2
 """Checkpoints that a node keeps once the remote tier has them or newer ones."""
@@ -173,7 +168,7 @@ class LocalTier:
         """
         if candidate.problem:
             raise CorruptCheckpointError(candidate.problem)
-        try:
+        with self._owner.losing():
             promotion.promote(
                 candidate,
                 self._root,
@@ -183,9 +178,6 @@ class LocalTier:
                 unwanted=unwanted,
                 disk=self._disk,
             )
-        except CheckpointError:
-            self._owner.check()
-            raise
 
     def superseded(self, by: int, *, keep: int = KEEP) -> None:
         """Remove what is not needed now that this attempt has ``by`` on the remote tier.
@@ -245,9 +237,10 @@ class LocalTier:
         begin = time.monotonic()
         self._draining = order.step
         try:
-            found = self._ranks.reduce(
-                self._survey, lambda surveys: self._own(local.gathered(surveys), order.step)
-            )
+            with self._owner.losing():
+                found = self._ranks.reduce(
+                    self._survey, lambda surveys: self._own(local.gathered(surveys), order.step)
+                )
             self.promote(found, unwanted=lambda: order.step < self._wanted_from)
         except FencedError as error:
             self._failed(error)
@@ -258,7 +251,10 @@ class LocalTier:
 
     def _own(self, found: list[Candidate], step: int) -> Candidate:
         name = self._owner.desk.name
-        return next(one for one in found if (one.attempt, one.step) == (name, step))
+        for one in found:
+            if (one.attempt, one.step) == (name, step):
+                return one
+        raise CorruptCheckpointError(f"step {step} is no longer on the nodes' own disks")
 
     def _not_drained(self, order: Order, error: Exception) -> None:
         if isinstance(error, promotion.AbandonedError) or order.step < self._wanted_from:
