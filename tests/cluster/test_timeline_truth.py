@@ -195,8 +195,17 @@ def test_interruptions_are_those_that_were_injected(watched):
     assert [(one.kind, one.notice) for one in (killed, robbed, warned)] == [
         *(("killed", False), ("node_fail", False), ("preemption", True)),
     ]
-    assert 0 < killed.steps_lost < 20  # two periods: a save may have been under way
-    assert 0 < robbed.steps_lost < 20
+    for one in (killed, robbed):
+        told = [e for e in read_events(folder.events) if e.attempt.startswith(f"{one.job_id}-")]
+        before = [e for e in told if int(e.attempt.split("-")[1]) == one.attempt]
+        after = [e for e in told if int(e.attempt.split("-")[1]) > one.attempt]
+        kept = max(e.step for e in before if e.event == "commit")
+        reached = max(e.step for e in before if e.event == "step")
+        restored = next(e.step for e in after if e.event == "restore_end")
+        assert one.at_step == reached
+        assert kept <= restored <= reached  # the last commit may not have been told of any more
+        assert one.steps_lost == reached - restored
+        assert 0 < one.steps_lost < 20  # two periods: a save may have been under way
     assert warned.steps_lost == 0
     assert killed.recovered
     assert robbed.recovered
