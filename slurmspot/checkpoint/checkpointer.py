@@ -27,6 +27,7 @@ from slurmspot.checkpoint.state import State, take
 from slurmspot.checkpoint.storage import Hdf5StorageWriter
 from slurmspot.checkpoint.tagged import Encoded, encode
 from slurmspot.checkpoint.tiers import KEEP, LocalTier, Order, Pace
+from slurmspot.checkpoint.worker import Worker
 from slurmspot.errors import (
     CheckpointError,
     CheckpointWriteError,
@@ -117,7 +118,8 @@ class Checkpointer:
         self._per_rank = frozenset((per_rank & objects.keys()) | random)
         self._emit = emit
         self._staging = Staging()
-        self._saving: threading.Thread | None = None
+        self._saver = Worker("slurmspot-checkpoint")
+        self._saving: threading.Event | None = None
         self._copying: Copying | None = None
         self._known = Steadiness()
         self._unhook = [part.before_step(self._before_step) for part in self._parts.values()]
@@ -194,13 +196,13 @@ class Checkpointer:
         begin = time.monotonic()
         steps.step_name(step)
         before = self._saving
-        if before is not None and may_skip and self._votes.any(before.is_alive()):
+        if before is not None and may_skip and self._votes.any(not before.is_set()):
             self._emit("save_skipped", step=step, trigger=trigger)
             return False
         self._emit("snapshot_begin", step=step, trigger=trigger)
         self._join()
-        snapshot, copying, size_bytes = self._snapshot(meta, still=blocking)
-        order = Order(step=step, trigger=trigger, size_bytes=size_bytes)
+        snapshot, copying = self._snapshot(meta, still=blocking)
+        order = Order(step=step, trigger=trigger, size_bytes=copying.size_bytes)
         save = _Save(
             order=order,
             local=self._goes_local(order, within_s, node_stays=node_stays),
@@ -208,10 +210,7 @@ class Checkpointer:
             copying=copying,
             stall_s=time.monotonic() - begin,
         )
-        self._saving = threading.Thread(
-            target=self._persist, args=(save,), name="slurmspot-checkpoint", daemon=True
-        )
-        self._saving.start()
+        self._saving = self._saver.do(lambda: self._persist(save))
         self._copying = copying
         if blocking:
             self.wait()
@@ -351,8 +350,8 @@ class Checkpointer:
 
     def _snapshot(
         self, meta: Mapping[str, Any], *, still: bool
-    ) -> tuple[Callable[[], saving.Snapshot], Copying, int]:
-        """Copy everything, and count its bytes; an error is kept for the save to tell every rank.
+    ) -> tuple[Callable[[], saving.Snapshot], Copying]:
+        """Copy everything; an error is kept for the save to tell every rank.
 
         Args:
             still: nothing will change before the save is over.
@@ -361,40 +360,42 @@ class Checkpointer:
             turn = {} if self._owner is None else {TURN: self._owner.turn}
             metadata = Encoded(encode({**meta, **turn}, "meta"))
             states = {name: self._take(name) for name in self._parts}
+            loose = {name: frozenset(part.loose(name)) for name, part in self._parts.items()}
             places, copying = self._copy(states.values(), late=True, still=still)
+        except Exception as error:  # noqa: BLE001 - raised again in the background
+            nothing = Copying({}, {}, movers=(), known=self._known, late=False)
+            return _raiser(error), nothing
+
+        def snapshot() -> saving.Snapshot:
             captures = {
                 name: saving.Capture(
                     key=self._key(name),
                     state=state.at(places),
                     per_rank=name in self._per_rank,
-                    loose=frozenset(self._parts[name].loose(name)),
+                    loose=loose[name],
                 )
                 for name, state in states.items()
             }
-        except Exception as error:  # noqa: BLE001 - raised again in the background
-            nothing = Copying({}, {}, movers=(), known=self._known, late=False)
-            return _raiser(error), nothing, 0
-        snapshot = saving.Snapshot(captures=captures, metadata=metadata, ready=copying.ready)
-        size_bytes = sum(host.part(one).nbytes for one in places.values())
-        return lambda: snapshot, copying, size_bytes
+            return saving.Snapshot(captures=captures, metadata=metadata, ready=copying.ready)
+
+        return snapshot, copying
 
     def _copy(
         self, states: Iterable[State], *, late: bool = False, still: bool = False
     ) -> tuple[Mapping[str, torch.Tensor], Copying]:
         """Where each tensor will be on the host, and the copying of those that must be copied."""
         tensors = {path: one for state in states for path, one in state.tensors.items()}
-        moving = {path: one for path, one in tensors.items() if one.is_cuda or not still}
+        moving = {path: one for path, one in tensors.items() if one.is_cuda} if still else tensors
         rooms = self._staging.rooms(moving)
         movers = set().union(*(part.moved_by_step() for part in self._parts.values()))
-        return {**tensors, **rooms}, Copying(
-            moving, rooms, movers=movers, known=self._known, late=late
-        )
+        copying = Copying(tensors, rooms, movers=movers, known=self._known, late=late)
+        return tensors | rooms, copying
 
     def _join(self) -> None:
         """Wait until no save is in flight."""
         self._settle()
         if self._saving is not None:
-            self._saving.join()
+            self._saving.wait()
             self._saving = None
 
     def _settle(self) -> Copying | None:

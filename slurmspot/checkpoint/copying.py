@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,30 +32,32 @@ from slurmspot.errors import CheckpointWriteError
 _PIECE_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Item:
     """One tensor to copy; ``changes`` is torch's count of its changes when the copy was asked for.
 
     Attributes:
         live: as the state gave it.
+        mine: this rank's part of it, as it lies in memory.
     """
 
     path: str
     live: torch.Tensor
+    mine: torch.Tensor
     room: torch.Tensor
     changes: int
 
     def copy(self) -> None:
         """Copy it; a copy from a GPU is queued on the current stream."""
         with torch.no_grad():
-            host.part(self.room).copy_(host.part(self.live), non_blocking=self.live.is_cuda)
+            host.part(self.room).copy_(self.mine, non_blocking=self.live.is_cuda)
 
     def copy_aside(self) -> None:
         """Copy it from memory to memory, on one core and without keeping other threads waiting.
 
         Torch's own copy would take all cores from the training it runs beside.
         """
-        source = host.part(self.live).detach()
+        source = self.mine.detach()
         if not source.is_contiguous() or source.is_conj() or source.is_neg():
             self.copy()
             return
@@ -68,7 +70,7 @@ class _Item:
 
     @property
     def changed(self) -> bool:
-        return _changes_of(self.live) != self.changes
+        return _changes(self.live, self.mine) != self.changes
 
     @property
     def same_bits(self) -> bool:
@@ -103,11 +105,14 @@ class Copying:
     is done, before it makes anything of them final.
 
     Args:
-        tensors: what to copy, by path.
-        rooms: where to, by path.
+        tensors: the state, by path.
+        rooms: where to copy them to, by path; those without one need not be copied.
         movers: where in memory the tensors lie that only an optimizer's step moves.
         known: what earlier copies have learnt.
         late: copy late what may be; otherwise everything is copied now.
+
+    Attributes:
+        size_bytes: of this rank's parts of all of the state.
     """
 
     def __init__(
@@ -119,21 +124,34 @@ class Copying:
         known: Steadiness,
         late: bool,
     ) -> None:
+        self.size_bytes = 0
         self._known = known
         self._late: list[_Item] = []
         self._looks: list[_Item] = []
-        self._missing = {path for path, tensor in tensors.items() if tensor.is_cuda}
+        self._missing = set()
+        devices = set()
         for path, tensor in tensors.items():
-            moves_in_step = _is_moved(tensor, movers)
-            item = _Item(path, tensor, rooms[path], _changes_of(tensor) if moves_in_step else 0)
-            if moves_in_step and late and known.steady(path):
-                self._late.append(item)
-                self._missing.add(path)
+            mine = host.part(tensor)
+            address = host.address(mine)
+            self.size_bytes += address[1]
+            if path not in rooms:
                 continue
-            if moves_in_step and known.unknown(path):
+            if tensor.is_cuda:
+                self._missing.add(path)
+                devices.add(tensor.device)
+            moved = address in movers and not tensor.is_inference()
+            item = _Item(path, tensor, mine, rooms[path], _changes(tensor, mine) if moved else 0)
+            if moved and late and known.steady(path):
+                self._late.append(item)
+                continue
+            if moved and known.unknown(path):
                 self._looks.append(item)
             item.copy()
-        self._streams = _queue(self._late, tensors.values())
+        self._missing.update(item.path for item in self._late)
+        self._streams = [
+            _Stream(one, [item for item in self._late if item.live.device == one])
+            for one in devices  # without any, there is no call of CUDA
+        ]
         self._arrived = threading.Condition()
         self._over = threading.Event()
         self._waiting_since: float | None = None
@@ -146,7 +164,7 @@ class Copying:
         self._wait()
         with self._lock:
             if self._changed is None:
-                self._changed = self._changes()
+                self._changed = self._found_changed()
                 self._late = []  # tensors that training has replaced since may go
 
     def look(self) -> int:
@@ -191,7 +209,7 @@ class Copying:
         if self._error is not None:
             raise self._error
         with self._lock:
-            changed = self._changes() if self._changed is None else self._changed
+            changed = self._found_changed() if self._changed is None else self._changed
         if changed:
             raise CheckpointWriteError(
                 f"{changed[0]} was changed while it was being copied",
@@ -218,20 +236,15 @@ class Copying:
             self._waiting_since = time.monotonic()
             self._over.wait()
 
-    def _changes(self) -> list[str]:
+    def _found_changed(self) -> list[str]:
         changed = [item.path for item in self._late if item.changed]
         for path in changed:
             self._known.learn(path, steady=False)
         return changed
 
 
-def _is_moved(tensor: torch.Tensor, movers: Collection[tuple[int, int]]) -> bool:
-    return not tensor.is_inference() and host.address(tensor) in movers
-
-
-def _changes_of(tensor: torch.Tensor) -> int:
+def _changes(tensor: torch.Tensor, mine: torch.Tensor) -> int:
     """A number that grows whenever torch sees the tensor change, or this rank's part of it."""
-    mine = host.part(tensor)
     return tensor._version + mine._version  # noqa: SLF001 - there is no other such count
 
 
@@ -269,9 +282,3 @@ def _mark(stream: torch.cuda.Stream) -> Any:
     """An event that has happened when all that is queued on ``stream`` by now is done."""
     event: Any = torch.cuda.Event
     return stream.record_event(event(enable_timing=True))
-
-
-def _queue(late: Sequence[_Item], tensors: Iterable[torch.Tensor]) -> list[_Stream]:
-    """Queue the copies from GPUs; without any, there is no call of CUDA."""
-    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
-    return [_Stream(one, [item for item in late if item.live.device == one]) for one in devices]

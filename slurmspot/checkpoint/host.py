@@ -16,6 +16,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from slurmspot.checkpoint.dtypes import STORED_AS
 from slurmspot.errors import CheckpointWriteError
 
+_STORABLE = {getattr(torch, name) for name in STORED_AS if hasattr(torch, name)}
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` of ``torch.float32``."""
@@ -28,7 +30,7 @@ def check_storable(path: str, dtype: torch.dtype, layout: torch.layout) -> None:
     Raises:
         CheckpointWriteError: it is sparse, quantized, or of an unknown type; names its path.
     """
-    if layout != torch.strided or dtype_name(dtype) not in STORED_AS:
+    if dtype not in _STORABLE or layout is not torch.strided:
         raise CheckpointWriteError(
             f"{path} cannot be stored: {layout} tensor of {dtype}",
             fix="store a dense tensor of a usual type from state_dict()",
@@ -63,12 +65,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part(tensor).detach().resolve_conj().resolve_neg().contiguous()
 
 
-def address(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where this rank's part begins in memory, and its bytes: what tells tensors from each other.
+def address(mine: torch.Tensor) -> tuple[int, int]:
+    """Where a rank's part begins in memory, and its bytes: what tells tensors from each other.
 
     A state dict gives new tensor objects around the same memory every time.
     """
-    mine = part(tensor)
     return mine.data_ptr(), mine.nbytes
 
 
@@ -81,15 +82,10 @@ def onto(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     return room
 
 
-def is_like(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    """Whether they are shaped, typed and sharded alike, on whatever device."""
-    if one is None:
-        return False
-    return (one.dtype, one.shape, _cut(one)) == (other.dtype, other.shape, _cut(other))
-
-
-def _cut(tensor: torch.Tensor) -> Any:
-    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+def likeness(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that are shaped, typed and sharded alike, on whatever device."""
+    cut = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+    return tensor.dtype, tensor.shape, cut
 
 
 def content(tensor: torch.Tensor) -> memoryview:

@@ -222,8 +222,8 @@ class OptimizerPart(Part):
     def moved_by_step(self) -> set[tuple[int, int]]:
         """Its parameters and its state.
 
-        None if its steps may pass by the hooks: a captured graph replays a step without them, and
-        a wrapper around an optimizer has a step of its own.
+        Nothing if its steps may pass by the hooks: a captured graph replays a step without them,
+        and a wrapper around an optimizer has a step of its own.
         """
         groups = self.optimizer.param_groups
         if not _is_hooked(self.optimizer) or any(group.get("capturable") for group in groups):
@@ -232,7 +232,7 @@ class OptimizerPart(Part):
         states = self.optimizer.state.values()
         fields = (one for state in states if isinstance(state, dict) for one in state.values())
         tensors = (one for one in (*parameters, *fields) if isinstance(one, torch.Tensor))
-        return {host.address(tensor) for tensor in tensors}
+        return {host.address(host.part(tensor)) for tensor in tensors}
 
     def before_step(self, call: Callable[[], None]) -> Callable[[], None]:
         """A step pre-hook."""

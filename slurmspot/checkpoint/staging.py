@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -30,12 +32,12 @@ class Staging:
 
     def __init__(self) -> None:
         self.uses = 0
-        self._rooms: dict[str, tuple[_Memory, torch.Tensor]] = {}
+        self._rooms: dict[str, _Room] = {}
 
     @property
     def size_bytes(self) -> int:
         """The memory held: what the tensors take, and up to a page for each."""
-        return sum(memory.size_bytes for memory in {memory for memory, _ in self._rooms.values()})
+        return sum(memory.size_bytes for memory in {room.memory for room in self._rooms.values()})
 
     def rooms(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A host tensor for each of ``tensors``, shaped, typed and sharded like it.
@@ -48,14 +50,24 @@ class Staging:
         """
         self.uses += 1
         self._rooms = {
-            path: (memory, room)
-            for path, (memory, room) in self._rooms.items()
-            if path in tensors and host.is_like(room, tensors[path])
+            path: room
+            for path, room in self._rooms.items()
+            if path in tensors and room.likeness == host.likeness(tensors[path])
         }
         if new := {path: one for path, one in tensors.items() if path not in self._rooms}:
             memory = _Memory(new)
-            self._rooms.update((path, (memory, room)) for path, room in memory.rooms.items())
-        return {path: self._rooms[path][1] for path in tensors}
+            for path, room in memory.rooms.items():
+                self._rooms[path] = _Room(memory, host.likeness(new[path]), room)
+        return {path: self._rooms[path].tensor for path in tensors}
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Memory for one tensor, and that memory as a tensor like it."""
+
+    memory: _Memory
+    likeness: Any
+    tensor: torch.Tensor
 
 
 class _Memory:

@@ -79,7 +79,9 @@ def decode(value: Any, tensor: Callable[[str], Any] = _no_tensor) -> Any:
 
 def join(path: str, key: Any) -> str:
     """``path`` extended by one component."""
-    part = str(key).replace("%", "%25").replace("/", "%2F")
+    part = str(key)
+    if "%" in part or "/" in part:
+        part = part.replace("%", "%25").replace("/", "%2F")
     return f"{path}/{part}" if path else part
 
 
@@ -141,33 +143,37 @@ _SEQUENCES: dict[str, type] = {
     "frozenset": frozenset,
     "torch.Size": torch.Size,
 }
+_PLAIN = frozenset({bool, str, type(None)})
+_STRINGS = frozenset({str})
 _KIND_OF = {kind: name for name, kind in (_MAPPINGS | _SEQUENCES).items()}
 
 
 def _is_plain(value: Any) -> bool:
-    match value:
-        case int() if type(value) is int:
-            return -(2**63) <= value < 2**63
-        case float() if type(value) is float:
-            return math.isfinite(value)
-    return value is None or type(value) in {bool, str}
+    kind = type(value)
+    if kind is int:
+        return bool(-(2**63) <= value < 2**63)
+    if kind is float:
+        return math.isfinite(value)
+    return kind in _PLAIN
 
 
 def _encode(value: Any, path: str, on_tensor: OnTensor) -> Any:
-    def inner(key: Any, item: Any) -> Any:
-        return _encode(item, join(path, key), on_tensor)
+    """What is neither a tensor nor plain is rare: a large state goes through the first lines."""
 
+    def inner(key: Any, item: Any) -> Any:
+        return item if _is_plain(item) else _encode(item, join(path, key), on_tensor)
+
+    if isinstance(value, torch.Tensor):
+        return {_KIND: "tensor", _CONTENT: on_tensor(path, value)}
     kind = type(value)
-    if _is_plain(value):
-        return value
+    if kind is dict and _KIND not in value and _STRINGS.issuperset(map(type, value)):
+        return {key: inner(key, item) for key, item in value.items()}
     if kind is list:
         return [inner(i, item) for i, item in enumerate(value)]
-    if kind is dict and _KIND not in value and all(type(key) is str for key in value):
-        return {key: inner(key, item) for key, item in value.items()}
+    if _is_plain(value):
+        return value
     content: Any
-    if isinstance(value, torch.Tensor):
-        name, content = "tensor", on_tensor(path, value)
-    elif kind in _MAPPINGS.values():
+    if kind in _MAPPINGS.values():
         name = _KIND_OF[kind]
         content = [[_encode(k, path, _refuse_tensor), inner(k, v)] for k, v in value.items()]
     elif kind in _KIND_OF:

@@ -31,6 +31,9 @@ class RankPool:
     """Runs functions of an importable module as the ranks of one gloo world."""
 
     def __init__(self, size):
+        self._start(size)
+
+    def _start(self, size):
         context = multiprocessing.get_context("spawn")
         self._pipes = []
         self._processes = []
@@ -48,11 +51,19 @@ class RankPool:
                 pipe.send((call, args, rank, size, str(Path(folder) / "store")))
             answers = []
             for rank, pipe in enumerate(self._pipes[:size]):
-                assert pipe.poll(timeout_s), f"rank {rank} hangs in {call.__name__}"
+                if not pipe.poll(timeout_s):
+                    self._start_again()
+                    raise AssertionError(f"rank {rank} hangs in {call.__name__}")
                 answers.append(pipe.recv())
         failures = [text for good, text in answers if not good]
         assert not failures, "\n".join(failures)
         return [value for _, value in answers]
+
+    def _start_again(self):
+        """Leave no rank waiting for another: the next test shall not hang as well."""
+        for process in self._processes:
+            process.kill()
+        self._start(len(self._processes))
 
     def close(self):
         for pipe in self._pipes:

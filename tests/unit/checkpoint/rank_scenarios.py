@@ -248,9 +248,9 @@ def skip_alike(folder):
     begun = [checkpointer.save(1, trigger="period", meta={}, may_skip=True)]
     busy = checkpointer._saving
     if dist.get_rank() != 0:
-        busy.join(30)
+        busy.wait(30)
     begun.append(checkpointer.save(2, trigger="period", meta={}, may_skip=True))
-    still_busy = busy.is_alive()
+    still_busy = not busy.is_set()
     gate.set()
     checkpointer.wait()
     begun.append(checkpointer.save(3, trigger="period", meta={}, may_skip=True))
