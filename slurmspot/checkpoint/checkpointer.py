@@ -69,6 +69,10 @@ class _Save:
     stall_s: float
 
 
+_trainable = torch.inference_mode(mode=False)
+"""Makes tensors that training can use, also where a method is called in inference mode."""
+
+
 class Checkpointer:
     """Saves and restores registered objects, on all ranks together.
 
@@ -111,8 +115,11 @@ class Checkpointer:
         self._parts = parts(objects)
         if keep < 1:
             raise UsageError(f"keep={keep} would keep no checkpoint", fix="keep at least 1")
+        if local is not None and claim is None:
+            raise UsageError("a local tier needs a claim", why="it tells runs apart")
         self._keep = keep
         self._ranks = Ranks.every()
+        self._ranks.reduce(lambda: local is not None, _all_alike)
         self._votes = Ranks.every()  # the training thread's own: the other one saves meanwhile
         random = {name for name, thing in objects.items() if isinstance(thing, RandomState)}
         self._per_rank = frozenset((per_rank & objects.keys()) | random)
@@ -121,10 +128,13 @@ class Checkpointer:
         self._saver = Worker("slurmspot-checkpoint")
         self._saving: threading.Event | None = None
         self._copying: Copying | None = None
+        self._closed = False
         self._known = Steadiness()
         self._unhook = [part.before_step(self._before_step) for part in self._parts.values()]
-        self._failure: CheckpointWriteError | None = None
-        self._undrained: CheckpointWriteError | None = None
+        self._failure: CheckpointWriteError | None = None  # of the last save
+        self._untold: list[CheckpointWriteError] = []
+        self._news = threading.Condition()
+        self._writing: int | None = None  # the step that is on its way to the remote tier
         self._rejected: set[int] = set()
         self._pruning = threading.Lock()
         self._pace = Pace()
@@ -136,9 +146,7 @@ class Checkpointer:
         )
         self._desk = None if self._owner is None else self._owner.desk
         self._local: LocalTier | None = None
-        if local is not None:
-            if self._owner is None:
-                raise UsageError("a local tier needs a claim", why="it tells runs apart")
+        if local is not None and self._owner is not None:
             self._local = LocalTier(
                 local,
                 node=node,
@@ -157,6 +165,7 @@ class Checkpointer:
         """Host memory that this rank holds for copies of its state."""
         return self._staging.size_bytes
 
+    @_trainable
     def save(
         self,
         step: int,
@@ -190,11 +199,13 @@ class Checkpointer:
             Whether a save was begun.
 
         Raises:
-            UsageError: the step has more than eight digits.
+            UsageError: the step is no whole number of up to eight digits, or this is closed.
             CheckpointWriteError: it was to block, and failed; the same on every rank.
         """
         begin = time.monotonic()
         steps.step_name(step)
+        if self._closed:
+            raise UsageError("this checkpointer is closed", fix="save before, or make another")
         before = self._saving
         if before is not None and may_skip and self._votes.any(not before.is_set()):
             self._emit("save_skipped", step=step, trigger=trigger)
@@ -213,7 +224,11 @@ class Checkpointer:
         self._saving = self._saver.do(lambda: self._persist(save))
         self._copying = copying
         if blocking:
-            self.wait()
+            try:
+                self.wait()
+            except BaseException:  # an interrupt, after which training may go on
+                copying.abandon()
+                raise
         return True
 
     def wait(self) -> None:
@@ -225,6 +240,8 @@ class Checkpointer:
         self._join()
         failure, self._failure = self._failure, None
         if failure is not None:
+            with self._news, contextlib.suppress(ValueError):
+                self._untold.remove(failure)
             raise failure
 
     def drain(self, within_s: float | None = None) -> None:
@@ -235,15 +252,20 @@ class Checkpointer:
         if self._local is not None:
             self._local.wait(within_s)
 
-    def failed(self) -> CheckpointWriteError | None:
-        """Why the last save or drain that ended has failed, told once; None if it did not.
+    def failed(self, *, within_s: float = 0.0) -> CheckpointWriteError | None:
+        """Why a save or drain has failed, each told once, the earliest first; None if none has.
 
-        Does not wait. All ranks are told the same, though one may be told a step later.
+        All ranks are told the same, but not at the same moment: let them agree before they do
+        anything about it.
+
+        Args:
+            within_s: how long to wait for it.
         """
-        failure, self._failure = self._failure or self._undrained, None
-        self._undrained = None
-        return failure
+        with self._news:
+            self._news.wait_for(lambda: self._untold, within_s)
+            return self._untold.pop(0) if self._untold else None
 
+    @_trainable
     def restore(self) -> Restored | None:
         """Load the newest checkpoint that verifies; the same on every rank. Collective.
 
@@ -272,6 +294,7 @@ class Checkpointer:
             self._rejected = {step for step, _ in restored.rejected} - {restored.step}
         return restored
 
+    @_trainable
     def hold(self) -> Held:
         """Copy everything registered, gradients included, to host memory.
 
@@ -289,6 +312,7 @@ class Checkpointer:
             use=self._staging.uses,
         )
 
+    @_trainable
     def put_back(self, held: Held) -> None:
         """Make everything registered what it was at :meth:`hold`, bit for bit.
 
@@ -321,6 +345,7 @@ class Checkpointer:
         self._join()
         if self._local is not None:
             self._local.close()
+        self._closed = True
         for unhook in self._unhook:
             unhook()
         self._staging = Staging()
@@ -400,9 +425,10 @@ class Checkpointer:
 
     def _settle(self) -> Copying | None:
         """Wait until everything registered may change."""
-        copying, self._copying = self._copying, None
+        copying = self._copying
         if copying is not None:
             copying.settle()
+            self._copying = None  # not before: an interrupted step is tried again
         return copying
 
     def _before_step(self) -> None:
@@ -427,22 +453,48 @@ class Checkpointer:
         def write(writer: Hdf5StorageWriter) -> None:
             with contextlib.nullcontext() if self._owner is None else self._owner.losing():
                 saving.save(
-                    writer, save.snapshot, ranks=self._ranks, on_written=on_written, confirm=confirm
+                    writer,
+                    save.snapshot,
+                    step=save.order.step,
+                    ranks=self._ranks,
+                    on_written=on_written,
+                    confirm=confirm,
                 )
 
         try:
-            if not self._saved_locally(save, write):
-                target = self._folder / steps.step_name(save.order.step)
-                write(
-                    Hdf5StorageWriter(target, keep_existing=True, desk=self._desk, disk=self._disk)
-                )
-                self._arrived(save.order, time.monotonic() - begin)
+            if not (save.local and self._saved_locally(save, write)):
+                self._save_remotely(save, write)
         except Exception as error:  # noqa: BLE001 - told by failed() and wait(), never lost
             copied()
             self._failure = saving.failure(save.order.step, error)
             self._emit("save_failed", step=save.order.step, error=self._failure.why)
+            self._tell(self._failure)
             return
         self._failure = None
+
+    def _save_remotely(self, save: _Save, write: Callable[[Hdf5StorageWriter], None]) -> None:
+        """Commit on the remote tier; a notice's on the nodes' disks if that is all there is."""
+        target = self._folder / steps.step_name(save.order.step)
+        begin = time.monotonic()
+
+        def attempt() -> None:
+            write(Hdf5StorageWriter(target, keep_existing=True, desk=self._desk, disk=self._disk))
+
+        self._writing = save.order.step
+        try:
+            attempt()
+        except FencedError:
+            raise
+        except CheckpointError:
+            if self._ranks.reduce(lambda: None, lambda _: self._drop_stale()):
+                attempt()
+            elif save.order.trigger == "notice" and self._saved_locally(save, write):
+                return
+            else:
+                raise
+        finally:
+            self._writing = None
+        self._arrived(save.order, time.monotonic() - begin)
 
     def _copy_beside(self, save: _Save) -> Callable[[], None]:
         """Copy while the first of it is written already; return what waits for the end of it."""
@@ -461,8 +513,8 @@ class Checkpointer:
         self._emit("snapshot_end", step=save.order.step, stall_s=stall_s)
 
     def _saved_locally(self, save: _Save, write: Callable[[Hdf5StorageWriter], None]) -> bool:
-        """Commit on the nodes' disks, if it should be; the remote tier stands in for them."""
-        if self._local is None or not save.local:
+        """Commit on the nodes' disks, if there are any that take it."""
+        if self._local is None:
             return False
         try:
             write(self._local.writer(save.order.step))
@@ -484,7 +536,6 @@ class Checkpointer:
     def _arrived(self, order: Order, seconds: float) -> None:
         """A step is on the remote tier."""
         self._pace.note(order.size_bytes, seconds)
-        self._undrained = None
         if self._ranks.rank == 0:
             self._emit("commit", step=order.step, tier=steps.REMOTE, trigger=order.trigger)
             # What cannot be removed now is removed later; what is another's, never.
@@ -494,7 +545,14 @@ class Checkpointer:
             self._local.superseded(order.step, keep=0 if order.trigger == "final" else KEEP)
 
     def _not_drained(self, failure: CheckpointWriteError) -> None:
-        self._undrained = failure
+        if self._ranks.rank == 0:
+            self._drop_stale()  # the next one may find room then
+        self._tell(failure)
+
+    def _tell(self, failure: CheckpointWriteError) -> None:
+        with self._news:
+            self._untold.append(failure)
+            self._news.notify_all()
 
     def _unfinished(self) -> set[Path]:
         """Partial checkpoints on the remote tier that no other attempt may be writing."""
@@ -508,11 +566,31 @@ class Checkpointer:
         for step, path in found.items():
             if step not in kept and not (step in self._rejected and step > min(kept)):
                 steps.remove(path, self._desk)
+        self._remove_stale()
+        for step, path in steps.traces(self._desk) if self._desk else ():
+            busy = step == self._writing or (self._local and self._local.is_draining(step))
+            if step <= saved and not busy:
+                steps.remove(path)  # a drain was given up
+
+    def _drop_stale(self) -> bool:
+        """Make room on the remote tier; whether there was anything that nobody needs."""
+        with self._pruning, contextlib.suppress(OSError):
+            return self._remove_stale()
+        return False
+
+    def _remove_stale(self) -> bool:
+        found = bool(self._stale)
         while self._stale:
             steps.remove(self._stale.pop())
-        for step, path in steps.traces(self._desk) if self._desk else ():
-            if step <= saved and not (self._local and self._local.is_draining(step)):
-                steps.remove(path)  # a drain was given up
+        return found
+
+
+def _all_alike(tiered: list[bool]) -> None:
+    if len(set(tiered)) > 1:
+        raise UsageError(
+            "some ranks have a local tier, and some have none",
+            fix="set SLURMSPOT_LOCAL alike on all nodes, or on none",
+        )
 
 
 def _raiser(error: Exception) -> Callable[[], saving.Snapshot]:

@@ -10,8 +10,11 @@ That nobody but the optimizer moves a tensor is not taken on trust:
   same bits when the optimizer's next step began. A model whose weights are clipped, or exchanged
   for averaged ones, between two steps is found out here.
 - Torch counts the changes of every tensor. If the count has moved by the time the copy is used,
-  the copy is refused, and that tensor is never copied late again. (A change through ``.data`` is
-  not counted; of those, only the ones that the look has met are noticed.)
+  the copy is refused, and that tensor is never copied late again.
+- Changes through ``.data``, as when averaged weights are swapped in and out for an evaluation, and
+  those of fused optimizers are not counted. So a few elements of each tensor are taken at the
+  boundary, and the copy must have the same; if not, it is refused, and nothing of it is copied
+  late again. (What writes to single elements behind torch's back is not noticed.)
 """
 
 from __future__ import annotations
@@ -128,6 +131,7 @@ class Copying:
         self._known = known
         self._late: list[_Item] = []
         self._looks: list[_Item] = []
+        self._samples: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._missing = set()
         devices = set()
         for path, tensor in tensors.items():
@@ -141,8 +145,10 @@ class Copying:
                 devices.add(tensor.device)
             moved = address in movers and not tensor.is_inference()
             item = _Item(path, tensor, mine, rooms[path], _changes(tensor, mine) if moved else 0)
-            if moved and late and known.steady(path):
+            sample = host.sample(mine) if moved and late and known.steady(path) else None
+            if sample is not None:
                 self._late.append(item)
+                self._samples.append((path, item.room, sample))
                 continue
             if moved and known.unknown(path):
                 self._looks.append(item)
@@ -158,6 +164,11 @@ class Copying:
         self._lock = threading.Lock()
         self._changed: list[str] | None = None
         self._error: Exception | None = None
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """Have it refused: what need not be copied may change from now on."""
+        self._abandoned = True
 
     def settle(self) -> None:
         """Return when all that was to be copied may change."""
@@ -203,13 +214,19 @@ class Copying:
         """Check that what was copied is the state at the boundary, and nothing later.
 
         Raises:
-            CheckpointWriteError: something that was copied late has been changed meanwhile.
+            CheckpointWriteError: something that was copied late has been changed meanwhile, or
+                the copy was abandoned.
             Exception: whatever went wrong in :meth:`carry_out`.
         """
         if self._error is not None:
             raise self._error
+        if self._abandoned:
+            raise CheckpointWriteError(
+                "the save was interrupted", why="training may have gone on", fix="save again"
+            )
         with self._lock:
             changed = self._found_changed() if self._changed is None else self._changed
+            changed = changed or self._found_other()
         if changed:
             raise CheckpointWriteError(
                 f"{changed[0]} was changed while it was being copied",
@@ -235,6 +252,13 @@ class Copying:
         if not self._over.is_set():
             self._waiting_since = time.monotonic()
             self._over.wait()
+
+    def _found_other(self) -> list[str]:
+        """What has other elements than at the boundary; then nothing here can be trusted."""
+        other = [path for path, room, sample in self._samples if not host.has(room, sample)]
+        for path, *_ in self._samples if other else ():
+            self._known.learn(path, steady=False)
+        return other
 
     def _found_changed(self) -> list[str]:
         changed = [item.path for item in self._late if item.changed]

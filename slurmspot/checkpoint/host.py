@@ -5,6 +5,8 @@ Works on plain tensors and DTensors of any device; a DTensor stays one, with its
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 from typing import Any
 
@@ -56,8 +58,7 @@ def part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, as it lies in memory: not a copy."""
     if not isinstance(tensor, DTensor):
         return tensor
-    with torch.no_grad():
-        return tensor.to_local()
+    return tensor._local_tensor  # noqa: SLF001 - what to_local() gives without gradients, slowly
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,6 +72,28 @@ def address(mine: torch.Tensor) -> tuple[int, int]:
     A state dict gives new tensor objects around the same memory every time.
     """
     return mine.data_ptr(), mine.nbytes
+
+
+def sample(mine: torch.Tensor) -> torch.Tensor | None:
+    """A copy of a few elements of a rank's part, on its device; None if torch cannot tell them."""
+    with torch.no_grad(), contextlib.suppress(NotImplementedError):
+        return mine.take(_middle(mine.numel(), mine.device))
+    return None
+
+
+def has(tensor: torch.Tensor, sampled: torch.Tensor) -> bool:
+    """Whether this rank's part of a tensor on the host has, bit for bit, what :func:`sample` took.
+
+    Of a tensor of that shape and type.
+    """
+    found = sample(part(tensor))
+    return found is not None and content(found) == content(sampled.cpu())
+
+
+@functools.lru_cache(4096)
+def _middle(count: int, device: torch.device) -> torch.Tensor:
+    """Where :func:`sample` looks in ``count`` elements."""
+    return torch.arange(count // 2, min(count, count // 2 + 16), device=device)
 
 
 def onto(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:

@@ -68,6 +68,7 @@ def save(
     writer: Hdf5StorageWriter,
     snapshot: Callable[[], Snapshot],
     *,
+    step: int,
     ranks: Ranks,
     on_written: Callable[[int], None],
     confirm: Callable[[], None] = lambda: None,
@@ -77,9 +78,10 @@ def save(
     Args:
         writer: knows where; not used before.
         snapshot: gives this rank's part; may raise.
+        step: of this rank's part; the same on every rank, or nothing is written.
         on_written: called on each rank with the bytes it has made durable, before the commit.
-        confirm: called on each rank when all is written; returns when all of the snapshot may be
-            read; raises if it must not be committed.
+        confirm: called on each rank when all of the snapshot has been read; raises if it must
+            not be committed.
 
     Raises:
         SlurmspotError: a rank failed; the same on every rank.
@@ -90,7 +92,7 @@ def save(
     captures: dict[str, Capture] = {}
     overall: list[Metadata] = []
 
-    def plan_mine() -> SavePlan:
+    def plan_mine() -> tuple[int, SavePlan]:
         mine = snapshot()
         captures.update(mine.captures)
         writer.metadata = mine.metadata
@@ -101,18 +103,20 @@ def save(
             state.update(capture.state.tensors)
         planner.set_up_planner(state, is_coordinator=ranks.rank == 0)
         plan = planner.create_local_plan()
-        return plan if ranks.rank == 0 else _without_loose(plan, captures.values())
+        return step, plan if ranks.rank == 0 else _without_loose(plan, captures.values())
 
-    def plan_all(every: list[SavePlan]) -> list[SavePlan]:
-        plans, known = planner.create_global_plan(every)
+    def plan_all(every: list[tuple[int, SavePlan]]) -> list[SavePlan]:
+        _check_steps([saved for saved, _ in every])
+        plans, known = planner.create_global_plan([plan for _, plan in every])
         overall.append(known)
         return writer.prepare_global_plan(plans)
 
     def write() -> tuple[list[WriteResult], dict[str, _Note]]:
         results = writer.write_data(planner.finish_plan(plans[ranks.rank]), planner).wait()
+        notes = {name: _note(one, writer) for name, one in captures.items()}
         confirm()
         on_written(writer.size_bytes)
-        return results, {name: _note(one, writer.hashes) for name, one in captures.items()}
+        return results, notes
 
     def seal(every: list[tuple[list[WriteResult], dict[str, _Note]]]) -> bytes:
         writer.objects = _describe([notes for _, notes in every])
@@ -132,6 +136,16 @@ def save(
         raise
 
 
+def _check_steps(saved: Sequence[int]) -> None:
+    for rank, step in enumerate(saved):
+        if step != saved[0]:
+            raise CheckpointWriteError(
+                f"rank 0 saves step {saved[0]}, and rank {rank} step {step}",
+                why="the ranks no longer train in step",
+                fix="call Run.check() and Checkpointer.save() equally often on every rank",
+            )
+
+
 def _without_loose(plan: SavePlan, captures: Iterable[Capture]) -> SavePlan:
     """The plan of a rank other than the first, whose loose tensors are not kept.
 
@@ -143,9 +157,11 @@ def _without_loose(plan: SavePlan, captures: Iterable[Capture]) -> SavePlan:
     return replace(plan, items=[item for item in plan.items if item.index.fqn not in dropped])
 
 
-def _note(capture: Capture, known: Mapping[str, str]) -> _Note:
-    """Note one object; ``known`` has the hashes of tensors that this rank has written."""
-    state, loose = capture.state, capture.loose
+def _note(capture: Capture, writer: Hdf5StorageWriter) -> _Note:
+    """Note one object, of which this rank has written some, and other ranks some."""
+    state, loose, known = capture.state, capture.loose, writer.hashes
+    for path in state.tensors:
+        writer.ready(path)
     if capture.per_rank:
         return _Note(scope="per_rank", fingerprint=state.fingerprint(known=known), agreed="")
     scope: Scope = "sharded" if state.sharded else "replicated"

@@ -24,17 +24,20 @@ class Worker:
     def do(self, work: Callable[[], None]) -> threading.Event:
         """Have ``work`` done, which must not raise; the event is set afterwards.
 
-        Raises:
-            RuntimeError: no thread can be had.
+        At once and here, if no further thread can be had.
         """
-        if self._thread is None or not self._thread.is_alive():  # a fork leaves threads behind
-            self._queue = SimpleQueue()
-            self._thread = threading.Thread(
-                target=_work, args=(self._queue,), name=self._name, daemon=True
-            )
-            self._thread.start()
-            weakref.finalize(self, self._queue.put, None)
         done = threading.Event()
+        if self._thread is None or not self._thread.is_alive():  # a fork leaves threads behind
+            queue: SimpleQueue[_Given | None] = SimpleQueue()
+            thread = threading.Thread(target=_work, args=(queue,), name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                work()
+                done.set()
+                return done
+            weakref.finalize(self, queue.put, None)
+            self._queue, self._thread = queue, thread
         self._queue.put((work, done))
         return done
 

@@ -1,6 +1,6 @@
 """The ranks agree, at step boundaries, to save or to leave at the *same* step.
 
-One all-reduce of three integers on a CPU group, started at one boundary and read at the next, so
+One all-reduce of four integers on a CPU group, started at one boundary and read at the next, so
 that training never waits for it. Its price is that a notice takes effect one step later.
 """
 
@@ -24,11 +24,13 @@ class Wish:
         leave: a notice has arrived; save and leave.
         remaining_s: the shortest window that any rank knows of, seconds; None without a notice.
         save: a periodic checkpoint is due.
+        failed: a save or a drain has failed.
     """
 
     leave: bool = False
     remaining_s: float | None = None
     save: bool = False
+    failed: bool = False
 
 
 class Agreement:
@@ -56,7 +58,8 @@ class Agreement:
         import torch.distributed as dist  # noqa: PLC0415
 
         remaining_ms = _FAR_MS if wish.remaining_s is None else int(wish.remaining_s * 1000)
-        votes = torch.tensor([int(wish.leave), _FAR_MS - remaining_ms, int(wish.save)])
+        flags = [int(wish.leave), int(wish.save), int(wish.failed)]
+        votes = torch.tensor([_FAR_MS - remaining_ms, *flags])
         work = dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None  # noqa: S101 - async_op=True always returns a handle on a member
         self._pending = (work, votes)
@@ -67,11 +70,12 @@ class Agreement:
         work, votes = self._pending
         self._pending = None
         work.wait()
-        leave, urgency_ms, save = votes.tolist()
+        urgency_ms, leave, save, failed = votes.tolist()
         return Wish(
             leave=bool(leave),
             remaining_s=(_FAR_MS - urgency_ms) / 1000 if leave else None,
             save=bool(save),
+            failed=bool(failed),
         )
 
     def close(self) -> None:

@@ -44,6 +44,7 @@ from slurmspot.settings import JobEnvironment
 
 _S = 1_000_000_000
 _LEAVING_S = 2.0  # of a window, for the ranks to end
+_TOLD_S = 60.0  # within which every rank learns of a failure that one has been told of
 _TAKEN = {"t_ns", "mono_ns", "event", "step", "at", "digest"}  # names that an event has already
 
 
@@ -109,6 +110,9 @@ class Run:
         self._last_save_ns = clock.mono_ns()
         self._thinning = Thinning()
         self._saved_step: int | None = None
+        self._failure: CheckpointWriteError | None = None
+        self._wished = False  # to save: not answered yet
+        self._in_step = False  # the loop's body has the batch of a step that is not counted yet
         self._furthest = -1
         self._logged: dict[str, Any] = {}
         self._listener.start()  # last: what fails above leaves no handler behind
@@ -279,8 +283,12 @@ class Run:
             for batch in self._cursor.batches(loader, keeps_place=keeps_place):
                 if self._rehearse:
                     yield from self._rehearsal(batch)
-                yield self.step + 1, batch
-                self._step_done()
+                self._in_step = True
+                try:
+                    yield self.step + 1, batch
+                    self._step_done()
+                finally:
+                    self._in_step = False
                 if self.step == total:
                     break
                 self._boundary()
@@ -351,16 +359,22 @@ class Run:
     def check(self) -> None:
         """Leave now if all ranks agree to: for long stretches without a step, such as evaluation.
 
-        Collective: call it equally often on every rank, and only when the optimizer has moved for
-        the current step. What runs after the last completed step is not repeated on resumption.
+        Collective: call it equally often on every rank. In the body of the loop call it only when
+        the optimizer has moved and :meth:`log` was called: from then on the current step counts as
+        done, and what follows in the body is not repeated on resumption.
 
         Raises:
             Preempted: as in :meth:`steps`.
         """
         if not self.complete and not self.rehearsing:
+            self._step_done()
             self._boundary()
 
     def _step_done(self) -> None:
+        """Count the step whose batch the loop's body has, once."""
+        if not self._in_step:
+            return
+        self._in_step = False
         self.step += 1
         for thing in (self._cursor, *self._advancing):
             thing.advance()
@@ -379,18 +393,35 @@ class Run:
     def _boundary(self) -> None:
         period_steps = self._env.period_steps
         remaining_s = self._listener.remaining_s()
-        wish = Wish(leave=remaining_s is not None, remaining_s=remaining_s, save=self._overdue())
-        agreed = self._agreement.exchange(wish)
-        failure = self._checkpointer.failed()
-        if isinstance(failure, FencedError):
-            raise failure
-        if failure is not None:
-            self._saved_step = None
-            self._say(f"{failure}\n  the checkpoint before it stays good; training goes on")
+        self._failure = self._failure or self._checkpointer.failed()
+        self._wished = self._overdue() and not self._wished
+        agreed = self._agreement.exchange(
+            Wish(
+                leave=remaining_s is not None,
+                remaining_s=remaining_s,
+                save=self._wished,
+                failed=self._failure is not None,
+            )
+        )
+        if agreed.failed:
+            self._save_failed()
         if agreed.leave:
             self._leave(agreed.remaining_s)
         elif agreed.save or (period_steps and self.step % period_steps == 0):
             self._save("period")  # once: check() may come by here many times in one step
+
+    def _save_failed(self) -> None:
+        """Take note of a failure, at the same boundary on all ranks, though they learn of it apart.
+
+        What a rank knows alone must not decide whether it saves: ranks that save different steps
+        together would mix them.
+        """
+        failure = self._failure or self._checkpointer.failed(within_s=_TOLD_S)
+        self._failure = self._saved_step = None
+        if isinstance(failure, FencedError):
+            raise failure
+        if failure is not None:
+            self._say(f"{failure}\n  the checkpoint before it stays good; training goes on")
 
     def _overdue(self) -> bool:
         """Whether the period has passed. Rank 0 decides for all: clocks differ."""
@@ -403,6 +434,7 @@ class Run:
         if self._saved_step == self.step and not only_local:
             return
         self._last_save_ns = self._clock.mono_ns()
+        self._wished = False
         meta = {
             "attempt": self._env.attempt,
             "epoch": self._cursor.epoch,

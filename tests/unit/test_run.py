@@ -315,10 +315,40 @@ def test_evaluation_can_be_left_too(tmp_path):
 def test_checking_again_and_again_saves_a_step_once(tmp_path):
     with Run.from_env(folder=tmp_path) as run:
         for step, _ in run.steps(range(9)):
-            for _ in range(5 if step == 5 else 0):
+            for _ in range(5 if step in {4, 5} else 0):
                 run.check()
     commits = [e.step for e in read_events(tmp_path / "events") if e.event == "commit"]
     assert commits == [0, 4, 8, 9]
+
+
+@pytest.mark.parametrize("how", ["notice", "kill"])
+def test_a_step_that_was_evaluated_in_its_body_counts_as_done(tmp_path, how):
+    """The weights have moved: to save them as those of the step before would move them twice."""
+    moves = nn.Linear(1, 1)
+
+    def go():
+        with Run.from_env(folder=tmp_path, moves=moves) as run:
+            before = moves.weight.item() if run.step else 0.0
+            assert before == run.step
+            for step, _ in run.steps(range(6), total=6):
+                with torch.no_grad():
+                    moves.weight.fill_(before + 1)
+                before = moves.weight.item()
+                if (step, before) == (4, 4.0) and not (tmp_path / "hit").exists():
+                    (tmp_path / "hit").touch()
+                    if how == "notice":
+                        os.kill(os.getpid(), signal.SIGUSR1)
+                        while True:
+                            run.check()
+                    run.check()  # step 4 is due
+                    run._checkpointer.wait()
+                    raise KilledError
+
+    with pytest.raises((Preempted, KilledError)):
+        go()
+    nn.init.zeros_(moves.weight)
+    go()
+    assert moves.weight.item() == finished(tmp_path)["step"] == 6
 
 
 SCRIPT = """

@@ -1,6 +1,9 @@
 """The copy that is taken while training goes on: always of its own step, or refused."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from slurmspot.checkpoint import copying, steps
+from slurmspot.checkpoint import copying, host, steps
 from slurmspot.checkpoint.checkpointer import Checkpointer
 from slurmspot.checkpoint.copying import Copying
+from slurmspot.checkpoint.disk import Disk
 from slurmspot.errors import CheckpointWriteError, UsageError
 
 
@@ -102,10 +106,39 @@ def test_the_optimizer_waits_for_the_copy(tmp_path, slow_copies, make):
 
 
 def test_without_the_wait_the_next_steps_values_would_be_saved(tmp_path, slow_copies, monkeypatch):
-    """What the test above would see if nothing waited."""
+    """What the test above would see if nothing waited, and nothing looked at what was copied."""
     training = Training(tmp_path).familiar()
     monkeypatch.setattr(Copying, "_wait", lambda _: None)
+    monkeypatch.setattr(host, "has", lambda *_: True)
     assert save_and_train_on(training, slow_copies) != saved_digest(tmp_path)
+
+
+def test_without_the_wait_the_next_steps_values_would_be_noticed(
+    tmp_path, slow_copies, monkeypatch
+):
+    training = Training(tmp_path).familiar()
+    monkeypatch.setattr(Copying, "_wait", lambda _: None)
+    with pytest.raises(CheckpointWriteError, match="was changed while"):
+        save_and_train_on(training, slow_copies)
+
+
+def interrupt_soon():
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def test_a_step_that_was_interrupted_waits_when_it_is_tried_again(tmp_path, slow_copies):
+    training = Training(tmp_path).familiar()
+    training.forward()
+    at_save = training.digest()
+    slow_copies.clear()
+    training.save()  # the copy begins by itself after 1 s
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        training.optimizer.step()
+    training.optimizer.step()
+    training.checkpointer.wait()
+    assert training.digest() != at_save
+    assert saved_digest(tmp_path) == at_save
 
 
 def test_training_goes_on_while_the_copy_is_taken(tmp_path, slow_copies):
@@ -261,6 +294,88 @@ def test_a_change_behind_the_optimizers_back_refuses_the_copy(tmp_path, slow_cop
         training.model[2].weight.clamp_(-0.001, 0.001)
     training.checkpointer.wait()
     assert saved_digest(tmp_path) == at_save
+
+
+def test_averaged_weights_that_are_swapped_in_for_an_evaluation_refuse_the_copy(
+    tmp_path, slow_copies
+):
+    """Through ``.data``, which torch does not count, and back before the next step."""
+
+    def evaluate():
+        own = [parameter.detach().clone() for parameter in training.model.parameters()]
+        for mine, average in zip(
+            training.model.parameters(), training.average.parameters(), strict=True
+        ):
+            mine.data.copy_(average)
+        slow_copies.set()
+        with contextlib.suppress(CheckpointWriteError):
+            training.checkpointer.wait()
+        for mine, before in zip(training.model.parameters(), own, strict=True):
+            mine.data.copy_(before)
+
+    training = Training(tmp_path).familiar()
+    before = list(steps.committed(tmp_path))
+    slow_copies.clear()
+    training.save()
+    evaluate()
+    assert list(steps.committed(tmp_path)) == before
+    assert not late_paths(training)
+    training.step()
+    at_save = training.digest()
+    slow_copies.clear()
+    training.save()
+    evaluate()
+    assert saved_digest(tmp_path) == at_save
+
+
+def test_a_blocking_save_that_is_interrupted_commits_nothing(tmp_path):
+    """It is written from where it lies, and training may go on."""
+    moved = threading.Event()
+
+    class Interrupting(Disk):
+        def write(self, fd, memory, offset):
+            if training.step_done == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+                moved.wait(30)
+            return super().write(fd, memory, offset)
+
+    training = Training(tmp_path, disk=Interrupting())
+    training.step()
+    training.save(blocking=True)
+    training.step()
+    with pytest.raises(KeyboardInterrupt):
+        training.save(blocking=True)
+    training.step()
+    moved.set()
+    with pytest.raises(CheckpointWriteError, match="interrupted"):
+        training.checkpointer.wait()
+    assert list(steps.committed(tmp_path)) == [1]
+    assert not steps.partials(tmp_path)
+    assert training.save(blocking=True)
+
+
+def test_a_first_save_and_a_restore_in_inference_mode_leave_training_as_it_is(tmp_path):
+    training = Training(tmp_path)
+    training.step()
+    with torch.inference_mode():
+        training.save()
+        training.checkpointer.wait()
+    training.familiar()
+    other = Training(tmp_path)
+    with torch.inference_mode():
+        other.checkpointer.restore()
+        held = other.checkpointer.hold()
+        other.checkpointer.put_back(held)
+    other.step()
+    other.save()
+    other.checkpointer.wait()
+
+
+def test_a_closed_checkpointer_saves_nothing(tmp_path):
+    training = Training(tmp_path)
+    training.checkpointer.close()
+    with pytest.raises(UsageError, match="closed"):
+        training.save()
 
 
 def test_weights_that_are_always_clipped_before_the_forward_pass_are_found_out(tmp_path):
