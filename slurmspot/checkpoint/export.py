@@ -12,9 +12,11 @@ import math
 import mmap
 import os
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,7 @@ from slurmspot.errors import (
     UsageError,
 )
 
+_METADATA = "__metadata__"
 _TYPES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -63,31 +66,36 @@ def export(
         only: export this object alone, its tensors named as in its own state.
 
     Raises:
-        UsageError: ``target`` exists, or safetensors has no name for a type.
+        UsageError: ``target`` exists or lies in the checkpoint, or safetensors cannot hold a type
+            or a name.
         NotFoundError: there is no such object, or nothing in it is a tensor.
         CorruptCheckpointError: the checkpoint is not what was saved.
         CheckpointWriteError: the disk refused.
     """
     known = _read_manifest(checkpoint)
-    if target.exists():
-        raise UsageError(f"there is something at {target}", fix="export to a new file")
     names = _names(known, only)
     if not names:
         raise NotFoundError(
             f"{checkpoint} has no tensor" + (f" of {only!r}" if only else ""),
             why=f"its objects are {', '.join(known.objects) or 'not named'}",
         )
-    unfinished = target.with_name(f"{target.name}.partial-{secrets.token_hex(8)}")
     try:
-        _write(checkpoint, known, names, unfinished, progress)
-        unfinished.rename(target)
-        steps.sync(target.absolute().parent)
+        _check_target(checkpoint, target)
+        _write(checkpoint, known, names, target, progress)
     except OSError as error:
         raise CheckpointWriteError(f"{target} cannot be written", why=error.strerror) from None
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
     return len(names)
+
+
+def _check_target(checkpoint: Path, target: Path) -> None:
+    if target.exists():
+        raise UsageError(f"there is something at {target}", fix="export to a new file")
+    if target.parent.resolve().is_relative_to(checkpoint.resolve()):
+        raise UsageError(
+            f"{target} lies in the checkpoint",
+            why="a checkpoint with a file that it does not list is damaged",
+            fix="export to another folder",
+        )
 
 
 def _read_manifest(checkpoint: Path) -> Manifest:
@@ -106,25 +114,52 @@ def _names(known: Manifest, only: str | None) -> dict[str, str]:
     """Each tensor's name in the checkpoint, and the one to export it by."""
     prefix = f"{only}/" if only else ""
     tensors = {d.tensor for file in known.files for d in file.datasets}
-    return {name: name[len(prefix) :] for name in sorted(tensors) if name.startswith(prefix)}
+    stored = {name: name[len(prefix) :] for name in sorted(tensors) if name.startswith(prefix)}
+    names = stored
+    if known.objects:  # else it is no state of ours, and its names are as they were given
+        plain = {name: one.replace("%2F", "/").replace("%25", "%") for name, one in stored.items()}
+        count = Counter(plain.values())
+        names = {name: one if count[one] == 1 else stored[name] for name, one in plain.items()}
+    _check_names(names)
+    return names
+
+
+def _check_names(names: Mapping[str, str]) -> None:
+    taken: dict[str, str] = {}
+    for name, exported in names.items():
+        if exported == _METADATA:
+            raise UsageError(f"{name} cannot be exported", why="safetensors keeps that name")
+        if exported in taken:
+            raise UsageError(
+                f"{taken[exported]} and {name} cannot be exported together",
+                why=f"both would be named {exported}",
+            )
+        taken[exported] = name
 
 
 def _write(
     checkpoint: Path,
     known: Manifest,
     names: Mapping[str, str],
-    path: Path,
+    target: Path,
     progress: Progress | None,
 ) -> None:
     header, places, size_bytes = _lay_out(known, names)
-    with path.open("xb+") as file:
-        path.chmod(0o600)
-        os.posix_fallocate(file.fileno(), 0, size_bytes)
-        mapped = mmap.mmap(file.fileno(), size_bytes)
-        mapped[: len(header)] = header
-        _fill(checkpoint, known, places, mapped, progress)
-        mapped.flush()
-        os.fsync(file.fileno())
+    unfinished = target.with_name(f"{target.name}.partial-{secrets.token_hex(8)}")
+    try:
+        with unfinished.open("xb+") as file:
+            unfinished.chmod(0o600)
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+            mapped = mmap.mmap(file.fileno(), size_bytes)
+            mapped[: len(header)] = header
+            _fill(checkpoint, known, places, mapped, progress)
+            mapped.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(target)
+        steps.sync(target.absolute().parent)
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
 
 def _lay_out(known: Manifest, names: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:
@@ -144,7 +179,7 @@ def _lay_out(known: Manifest, names: Mapping[str, str]) -> tuple[bytes, dict[str
             "shape": d.global_shape,
             "data_offsets": (places[name], end),
         }
-    step = {} if known.step is None else {"__metadata__": {"step": str(known.step)}}
+    step = {} if known.step is None else {_METADATA: {"step": str(known.step)}}
     text = json.dumps({**step, **entries}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
@@ -173,7 +208,9 @@ def _target(d: Dataset, room: Bytes) -> Target:
     """Where a piece goes within the whole tensor, whose memory ``room`` begins with."""
     kind = np.dtype(STORED_AS[d.dtype])
     whole = room[: math.prod(d.global_shape) * kind.itemsize].view(kind).reshape(d.global_shape)
-    part = whole[tuple(slice(at, at + n) for at, n in zip(d.offset, d.shape, strict=True))]
+    # The ellipsis keeps it a view even where there is no dimension to cut.
+    cuts: list[Any] = [slice(at, at + n) for at, n in zip(d.offset, d.shape, strict=True)]
+    part = whole[(..., *cuts)]
     if part.flags.c_contiguous:
         return Target(memory=lambda: part.reshape(-1).view(np.uint8).data, done=lambda: None)
     held: list[Bytes] = []

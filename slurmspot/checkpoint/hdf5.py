@@ -25,6 +25,7 @@ from slurmspot.checkpoint.disk import BLOCK_BYTES, REAL, Disk, OutFile
 from slurmspot.checkpoint.dtypes import STORED_AS, item_size
 from slurmspot.checkpoint.manifest import DataFile, Dataset
 from slurmspot.checkpoint.pipeline import Run
+from slurmspot.errors import CheckpointWriteError
 
 _ALIGN_FROM_BYTES = 64 << 10  # larger pieces begin on a block, for whoever maps or reads them
 _METADATA_BLOCK_BYTES = 64 << 10  # what HDF5 writes about its datasets stays together
@@ -64,6 +65,7 @@ def write(
 
     Raises:
         OSError: the disk refused.
+        CheckpointWriteError: HDF5 has no place for a piece of that name or shape.
     """
     layout = _lay_out(tuple(pieces))
     digests = [xxhash.xxh3_128() for _ in pieces]
@@ -193,9 +195,14 @@ class _Layout:
             ) as file,
         ):
             for name, piece in zip(self._names, self._pieces, strict=True):
-                space = _space(piece.shape)
                 kind = kinds[piece.dtype]
-                dataset = h5d.create(file.id, name.encode(), kind, space, creation, link)
+                try:
+                    space = _space(piece.shape)
+                    dataset = h5d.create(file.id, name.encode(), kind, space, creation, link)
+                except ValueError as error:
+                    raise CheckpointWriteError(
+                        f"{piece.tensor!r} cannot be stored", why=f"HDF5 refuses it: {error}"
+                    ) from None
                 for key, value in piece.attributes.items():
                     attribute = h5a.create(
                         dataset, key, h5t.py_create(value.dtype), _space(value.shape)

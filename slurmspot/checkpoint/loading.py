@@ -157,7 +157,7 @@ class _Loading:
             )
 
     def read(self, names: Sequence[str]) -> None:
-        """Fill the room, checking hashes."""
+        """Fill the room, checking hashes, and that the objects can tell apart what was apart."""
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         rooms: dict[str, Any] = {}
         for name in names:
@@ -166,6 +166,9 @@ class _Loading:
         planner.set_up_planner(rooms, self._reader.read_metadata(), self._ranks.rank == 0)
         plan = planner.finish_plan(planner.create_local_plan())
         self._reader.read_data(plan, planner).wait()
+        for name in names:
+            if name in self._states:
+                self._parts[name].check_ties(self._key(name), self._states[name].tensors)
 
     def apply(self, names: Sequence[str]) -> None:
         """Hand the states to the objects."""

@@ -21,7 +21,7 @@ import xxhash
 
 from slurmspot.checkpoint.dtypes import STORED_AS, item_size
 from slurmspot.checkpoint.steps import step_of
-from slurmspot.errors import CorruptCheckpointError
+from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -120,13 +120,23 @@ class Manifest:
 
 
 def dump(manifest: Manifest) -> bytes:
-    """The bytes of ``manifest.json``."""
+    """The bytes of ``manifest.json``.
+
+    Raises:
+        CheckpointWriteError: it is larger than :func:`read` would take.
+    """
     body = json.dumps(
         {"format": FORMAT, **_fields(manifest)},
         default=_fields,
         allow_nan=False,
         separators=(",", ":"),
     ).encode()[:-1]
+    if len(body) + _SEAL_BYTES > _LARGEST_BYTES:
+        raise CheckpointWriteError(
+            f"the manifest would be larger than {_LARGEST_BYTES} bytes",
+            why="all that is not a tensor lies in it, NumPy arrays and bytes too",
+            fix="return large arrays as tensors from state_dict()",
+        )
     return body + _SEAL % xxhash.xxh3_128_hexdigest(body).encode()
 
 

@@ -7,8 +7,10 @@ has ``state_dict`` and ``load_state_dict`` and is taken at its word.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +73,13 @@ class Part:
         live = take(name, self.state()).tensors if dist.is_initialized() else {}
         return {one.path: _room(one, live.get(one.path)) for one in walk(saved)}
 
+    def check_ties(self, name: str, rooms: Mapping[str, torch.Tensor]) -> None:
+        """Refuse what was read into ``rooms`` if one live tensor would get two values.
+
+        Raises:
+            MismatchedCheckpointError: it would.
+        """
+
     def loose(self, name: str) -> set[str]:
         """Paths of tensors that replicas may disagree about: the first rank's count."""
         del name
@@ -119,18 +128,64 @@ class ModulePart(Part):
         """Copy into parameters and buffers in place."""
         whole = self.module.state_dict()  # it carries the version of each part's format
         whole.update(state)
+        for key in filter(_is_extra, state):
+            whole[key] = deepcopy(state[key])  # its module may keep it
         self.module.load_state_dict(whole)
 
     def templates(self, name: str, saved: Any) -> dict[str, torch.Tensor]:
-        """Like the live tensors, which must be those that were saved."""
-        live = take(name, self.state()).tensors
-        stored = {one.path: one for one in walk(saved)}
+        """Like the live tensors, which must be those that were saved.
+
+        Extra state is as its module likes it, and so is the shape of some buffers.
+        """
+        state = self.state()
+        extra = set(filter(_is_extra, state))
+        for key in sorted(extra ^ set(filter(_is_extra, saved))):
+            sides = ("no extra state", "some") if key in extra else ("extra state", "none")
+            raise mismatch(tagged.join(name, key), *sides)
+        live = take(name, _without(extra, state)).tensors
+        stored = {one.path: one for one in walk(_without(extra, saved))}
+        resized = self._resized(name)
+        rooms = {}
         for path, tensor in live.items():
-            check_same(path, stored.get(path), tensor)
+            one = stored.get(path)
+            if one is not None and one.shape != tensor.shape and path in resized:
+                rooms[path] = host.empty(one.shape, tensor.dtype)
+            else:
+                _check_writable(path, tensor)
+                rooms[path] = host.empty_like(tensor)
+            check_same(path, one, rooms[path])
         for path, one in stored.items():
             if path not in live:
                 raise mismatch(path, str(one), "no such tensor")
-        return {path: host.empty_like(tensor) for path, tensor in live.items()}
+        known = take(name, {key: state[key] for key in extra}).tensors
+        found = walk({key: saved[key] for key in extra})
+        return rooms | {one.path: _room(one, known.get(one.path)) for one in found}
+
+    def check_ties(self, name: str, rooms: Mapping[str, torch.Tensor]) -> None:
+        """Parameters may be tied here that were not when they were saved."""
+        first: dict[Any, str] = {}
+        live = take(name, self.state()).tensors
+        for path in rooms:
+            mine = host.part(live[path]) if path in live else None
+            if mine is None or not mine.nbytes:
+                continue
+            twin = first.setdefault((host.address(mine), mine.dtype, mine.stride()), path)
+            hashes = {host.content_hash(rooms[one]) for one in (path, twin) if path != twin}
+            if len(hashes) > 1:
+                raise mismatch(path, f"apart from {twin}", "one tensor")
+
+    def _resized(self, name: str) -> set[str]:
+        """Paths of the buffers that their module may give another shape when it loads.
+
+        Those of quantization are empty, or of one value, until they have seen data.
+        """
+        return {
+            tagged.join(name, key)
+            for prefix, module in self.module.named_modules(remove_duplicate=False)
+            if type(module)._load_from_state_dict is not nn.Module._load_from_state_dict  # noqa: SLF001 - made to be overridden
+            for key, buffer in module.named_buffers(prefix, recurse=False)
+            if buffer.numel() <= 1
+        }
 
     def loose(self, name: str) -> set[str]:
         """Buffers: one copy is kept, the first rank's, as DDP does at every forward pass."""
@@ -162,8 +217,7 @@ class ModulePart(Part):
 class OptimizerPart(Part):
     """An optimizer, keyed by the names of its parameters."""
 
-    def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
-        """``names`` maps id(parameter) to its name; others go by their number."""
+    def __init__(self, optimizer: Optimizer, names: _Names) -> None:
         super().__init__(optimizer)
         self.optimizer = optimizer
         self._names = names
@@ -197,10 +251,9 @@ class OptimizerPart(Part):
         # torch casts state to the parameter's type, which loses bits of float32 moments of
         # bfloat16 parameters.
         for name in state["state"].keys() & parameters.keys():
-            live = self.optimizer.state[parameters[name]]
-            for key, value in state["state"][name].items():
-                if isinstance(value, torch.Tensor) and value.dtype != live[key].dtype:
-                    live[key] = value.to(live[key].device)
+            parameter = parameters[name]
+            live = self.optimizer.state[parameter]
+            self.optimizer.state[parameter] = _retyped(live, state["state"][name])
 
     def templates(self, name: str, saved: Any) -> dict[str, torch.Tensor]:
         """State tensors shaped like their parameter are sharded like it as well."""
@@ -243,8 +296,8 @@ class OptimizerPart(Part):
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         """Name to parameter, in the order of the optimizer's own numbering."""
-        every = (p for group in self.optimizer.param_groups for p in group["params"])
-        return {self._names.get(id(p), f"#{i}"): p for i, p in enumerate(every)}
+        every = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return dict(zip(self._names.of(every), every, strict=True))
 
     def _check_groups(self, name: str, saved: list[dict[str, Any]]) -> None:
         live = self.state()["param_groups"]
@@ -268,25 +321,56 @@ class OptimizerPart(Part):
                 )
 
 
+class _Names:
+    """What the parameters of registered modules are called."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._modules = {
+            name: unwrapped(thing)
+            for name, thing in objects.items()
+            if isinstance(thing, nn.Module)
+        }
+        self._known = self._look()  # holding them, so that none is taken for one that is gone
+
+    def of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
+        """Their names; what is in no module goes by its number.
+
+        Modules are looked through again only for a parameter that is not known.
+        """
+        if any(parameter not in self._known for parameter in parameters):
+            self._known = self._look()
+        return [self._known.get(parameter, f"#{i}") for i, parameter in enumerate(parameters)]
+
+    def _look(self) -> dict[torch.Tensor, str]:
+        known: dict[torch.Tensor, str] = {
+            parameter: f"{name}.{path}"
+            for name, module in self._modules.items()
+            for path, parameter in module.named_parameters()
+        }
+        for name, count in Counter(known.values()).items():
+            if count > 1:
+                raise UsageError(
+                    f"{count} parameters would be named {name}",
+                    why="the name of an object and the path inside it make up a parameter's name",
+                    fix="register one of the objects under another name",
+                )
+        return known
+
+
 def parts(objects: Mapping[str, Any]) -> dict[str, Part]:
     """How to handle each of ``objects``.
 
     Raises:
         UsageError: one has neither ``state_dict`` nor ``load_state_dict``, or a bad name.
     """
-    names = {
-        id(parameter): f"{name}.{path}"
-        for name, thing in objects.items()
-        if isinstance(thing, nn.Module)
-        for path, parameter in unwrapped(thing).named_parameters()
-    }
+    names = _Names(objects)
     # Random states come last wherever all parts are loaded: nothing may move them on afterwards.
     order = sorted(objects, key=lambda name: isinstance(objects[name], RandomState))
     return {name: _part(name, objects[name], names) for name in order}
 
 
-def _part(name: str, thing: Any, names: Mapping[int, str]) -> Part:
-    if not name or "/" in name:
+def _part(name: str, thing: Any, names: _Names) -> Part:
+    if not isinstance(name, str) or not name or "/" in name:
         raise UsageError(f"{name!r} cannot name a registered object", fix="use a plain word")
     if isinstance(thing, nn.Module):
         return ModulePart(name, thing)
@@ -306,6 +390,38 @@ def _room(saved: Saved, model: torch.Tensor | None) -> torch.Tensor:
     if isinstance(model, DTensor) and model.shape == saved.shape:
         return host.empty_like(model, saved.dtype)
     return host.empty(saved.shape, saved.dtype)
+
+
+def _without(keys: AbstractSet[str], state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key not in keys}
+
+
+def _is_extra(key: str) -> bool:
+    """Whether a module's ``get_extra_state()`` gave what lies at ``key`` of its state."""
+    return key.rpartition(".")[2] == "_extra_state"
+
+
+def _check_writable(path: str, tensor: torch.Tensor) -> None:
+    mine = host.part(tensor)
+    if any(n > 1 and step == 0 for n, step in zip(mine.shape, mine.stride(), strict=True)):
+        raise MismatchedCheckpointError(
+            f"{path} cannot be loaded in place",
+            why="it is expanded: some of its elements are one and the same in memory",
+            fix="register a copy of it: what expand() gave, and then .contiguous()",
+        )
+
+
+def _retyped(live: Any, saved: Any) -> Any:
+    """``live`` with every tensor that is of another type than in ``saved`` taken from there."""
+    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return live if live.dtype == saved.dtype else saved.to(live.device)
+    if isinstance(live, dict) and isinstance(saved, dict):
+        for key in live.keys() & saved.keys():
+            live[key] = _retyped(live[key], saved[key])
+    elif isinstance(live, list | tuple | deque) and type(live) is type(saved):
+        items = [_retyped(*pair) for pair in zip(live, saved, strict=True)]
+        return deque(items, saved.maxlen) if isinstance(saved, deque) else type(live)(items)
+    return live
 
 
 def _nothing() -> None:

@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 import xxhash
+from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from slurmspot.checkpoint import host, tagged
+from slurmspot.errors import CheckpointWriteError
 
 _LARGE_BYTES = 1 << 20  # what is worth a thread
+_PLAIN = frozenset({torch.Tensor, nn.Parameter})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +114,21 @@ def take(name: str, state: Any) -> State:
 
     def add(path: str, tensor: torch.Tensor) -> str:
         host.check_storable(path, tensor.dtype, tensor.layout)
+        if type(mine := host.part(tensor)) not in _PLAIN:
+            _check_unwrapped(path, mine)
         while path in tensors:  # the keys 1 and "1" of one dictionary
             path += "~"
         tensors[path] = tensor
         return path
 
     return State(skeleton=tagged.encode(state, name, add), tensors=tensors)
+
+
+def _check_unwrapped(path: str, tensor: Any) -> None:
+    """Refuse a tensor that keeps its values in other tensors: its own memory tells nothing."""
+    if is_traceable_wrapper_subclass(tensor):
+        kind = type(tensor)
+        raise CheckpointWriteError(
+            f"{path} cannot be stored: a {kind.__module__}.{kind.__qualname__} wraps other tensors",
+            fix="give the plain tensors inside it from state_dict(), and wrap them when loading",
+        )

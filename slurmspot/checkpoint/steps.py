@@ -9,6 +9,7 @@ such a partial one lies in the folder of the attempt that owns the run (see
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import re
 import secrets
@@ -33,11 +34,18 @@ def step_name(step: int) -> str:
     """Name of the folder of ``step``.
 
     Raises:
-        UsageError: the step is not in 0..99,999,999.
+        UsageError: the step is no whole number in 0..99,999,999.
     """
-    if not 0 <= step <= 99_999_999:
-        raise UsageError(f"step {step} cannot be checkpointed", why="it must have 1 to 8 digits")
-    return f"step-{step:08d}"
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= 99_999_999:
+        raise UsageError(
+            f"step {step!r} cannot be checkpointed",
+            why="it must be a whole number of 1 to 8 digits",
+        )
+    return f"step-{number:08d}"
 
 
 def step_of(path: Path) -> int | None:

@@ -114,10 +114,12 @@ class Hdf5StorageWriter(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Leave the plan as it is."""
+        _check_fresh([plan])
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Make the partial folder and give every rank its file in it."""
+        _check_fresh(plans)
         if self._path.exists() and not self._keep_existing:
             raise CheckpointWriteError(
                 f"there is something at {self._path}", fix="save to a new folder"
@@ -147,9 +149,12 @@ class Hdf5StorageWriter(StorageWriter):
                     raise CheckpointWriteError(f"{tensors[i].index.fqn} is not a tensor")
                 return host.content(host.local(tensor.cpu()))
 
-            file = hdf5.write(
-                place.folder / place.file, list(map(_piece, tensors)), data, self._disk
-            )
+            path = place.folder / place.file
+            try:
+                file = hdf5.write(path, list(map(_piece, tensors)), data, self._disk)
+            except BaseException:
+                path.unlink(missing_ok=True)  # a full disk needs its space back
+                raise
             results += [
                 WriteResult(item.index, dataset.size_bytes, file)
                 for item, dataset in zip(tensors, file.datasets, strict=True)
@@ -163,8 +168,13 @@ class Hdf5StorageWriter(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the manifest and commit."""
-        self.commit(self.seal(metadata, results))
+        """Write the manifest and commit, or leave nothing behind."""
+        try:
+            self.commit(self.seal(metadata, results))
+        except BaseException:
+            if self.partial is not None:
+                steps.remove(self.partial)
+            raise
 
     def seal(self, metadata: Metadata, results: list[list[WriteResult]]) -> bytes:
         """The manifest."""
@@ -318,6 +328,19 @@ class Hdf5StorageReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a path of this file system."""
         return "://" not in str(checkpoint_id)
+
+
+def _check_fresh(plans: Sequence[SavePlan]) -> None:
+    """Refuse plans that stand for one that a rank has kept from an earlier save.
+
+    That one names the earlier save's file, and may have the earlier type of a tensor.
+    """
+    if not all(getattr(plan, "usable", True) for plan in plans):  # torch 2.5 knows no others
+        raise CheckpointWriteError(
+            "the planner has kept its plan from an earlier save",
+            why="a plan tells where a save goes and what its tensors are, so each needs its own",
+            fix="give a planner without enable_plan_caching",
+        )
 
 
 def _value(planner: SavePlanner, item: WriteItem) -> Any:

@@ -25,6 +25,7 @@ OnTensor = Callable[[str, torch.Tensor], str]
 
 _KIND = "$"
 _CONTENT = "v"
+_ARRAYS = frozenset({np.ndarray, np.memmap})  # others mean more than type, shape and bytes
 _ARRAY_KINDS = "biufc"
 
 
@@ -188,9 +189,9 @@ def _encode(value: Any, path: str, on_tensor: OnTensor) -> Any:
 
 
 def _encode_leaf(value: Any, path: str) -> tuple[str, Any]:
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _ARRAY_KINDS:
-        name = "array" if isinstance(value, np.ndarray) else "scalar"
-        return name, {
+    is_array = type(value) in _ARRAYS
+    if (is_array or isinstance(value, np.generic)) and value.dtype.kind in _ARRAY_KINDS:
+        return "array" if is_array else "scalar", {
             "dtype": value.dtype.str,
             "shape": list(value.shape),
             "bytes": _base64(value.tobytes()),

@@ -13,10 +13,17 @@ from rank_pool import RankPool
 from safetensors.torch import load_file
 
 from slurmspot.checkpoint import Hdf5StorageReader, Hdf5StorageWriter, manifest
+from slurmspot.checkpoint.checkpointer import Checkpointer
 from slurmspot.checkpoint.dtypes import STORED_AS
 from slurmspot.checkpoint.export import export
+from slurmspot.checkpoint.verify import problems_of
 from slurmspot.cli.export import command
-from slurmspot.errors import CorruptCheckpointError, NotFoundError, UsageError
+from slurmspot.errors import (
+    CheckpointWriteError,
+    CorruptCheckpointError,
+    NotFoundError,
+    UsageError,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +87,85 @@ def test_every_type_that_safetensors_knows(tmp_path):
     dcp.save({"c": torch.ones(3).cdouble()}, storage_writer=Hdf5StorageWriter(tmp_path / "d"))
     with pytest.raises(UsageError, match="c cannot be exported"):
         export(tmp_path / "d", tmp_path / "g")
+
+
+def save_object(folder, state):
+    """Checkpoint an object that has this state, as ``it``."""
+    holder = scenario.Holder(**state)
+    checkpointer = Checkpointer(folder, {"it": holder})
+    checkpointer.save(1, trigger="period", meta={})
+    checkpointer.close()
+    return folder / "step-00000001"
+
+
+def test_single_numbers_keep_their_values(tmp_path):
+    norm = torch.nn.BatchNorm1d(2)
+    norm.num_batches_tracked.fill_(7)
+    state = norm.state_dict()
+    for dtype in ("bool", "uint8", "int32", "float16", "bfloat16", "float32", "float64"):
+        state[dtype] = torch.tensor(1.5).to(getattr(torch, dtype))
+    dcp.save(state, storage_writer=Hdf5StorageWriter(tmp_path / "c"))
+    export(tmp_path / "c", tmp_path / "f")
+    back = load_file(tmp_path / "f")
+    assert {name: (one.dtype, one.tolist()) for name, one in back.items()} == {
+        name: (one.dtype, one.tolist()) for name, one in state.items()
+    }
+    assert back["num_batches_tracked"].item() == 7
+
+
+def test_tensors_are_named_as_in_the_objects_own_state(tmp_path):
+    state = {"a/b": torch.tensor([1]), "100%": torch.tensor([2]), "%2F": torch.tensor([3])}
+    path = save_object(tmp_path / "run", state)
+    export(path, tmp_path / "f", only="it")
+    assert load_file(tmp_path / "f") == state
+    export(path, tmp_path / "all")
+    assert load_file(tmp_path / "all") == {f"it/{name}": one for name, one in state.items()}
+
+
+def test_names_that_would_clash_stay_encoded(tmp_path):
+    path = save_object(tmp_path / "run", {"a/b": torch.tensor([1]), "a": {"b": torch.tensor([2])}})
+    export(path, tmp_path / "f", only="it")
+    assert load_file(tmp_path / "f") == {"a%2Fb": torch.tensor([1]), "a/b": torch.tensor([2])}
+
+
+def test_names_given_to_dcp_are_exported_as_they_are(tmp_path):
+    state = {"a%2Fb": torch.tensor([1]), "100%25": torch.tensor([2])}
+    dcp.save(state, storage_writer=Hdf5StorageWriter(tmp_path / "c"))
+    export(tmp_path / "c", tmp_path / "f")
+    assert load_file(tmp_path / "f") == state
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"__metadata__": torch.ones(1)},
+        {"a/b": torch.ones(1), "a": {"b": torch.ones(1)}, "a%2Fb": torch.ones(1)},
+    ],
+)
+def test_names_that_safetensors_cannot_hold(tmp_path, state):
+    path = save_object(tmp_path / "run", state)
+    with pytest.raises(UsageError, match="cannot be exported"):
+        export(path, tmp_path / "f", only="it")
+    assert not (tmp_path / "f").exists()
+
+
+def test_nothing_is_exported_into_the_checkpoint(saved, tmp_path):
+    path, _ = saved
+    (tmp_path / "link").symlink_to(path)
+    for folder in (path, path / "deeper", tmp_path / "link"):
+        with pytest.raises(UsageError, match="lies in the checkpoint"):
+            export(path, folder / "model.safetensors")
+    assert problems_of(path) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "file/f", "nowhere/f"])
+def test_a_target_that_cannot_be_written_is_told(saved, tmp_path, name):
+    path, _ = saved
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointWriteError, match="cannot be written") as caught:
+        export(path, tmp_path / name)
+    assert caught.value.why
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", path.name]
 
 
 def test_shards_are_put_together(tmp_path):

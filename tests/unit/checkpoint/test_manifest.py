@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurmspot.checkpoint import manifest
 from slurmspot.checkpoint.manifest import DataFile, Dataset, Manifest, ObjectRecord
-from slurmspot.errors import CorruptCheckpointError
+from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError
 
 ZERO = "0" * 32
 PIECE = Dataset(
@@ -40,6 +40,19 @@ def test_round_trip():
 
 def test_the_file_is_one_json_document():
     assert json.loads(manifest.dump(GOOD))["step"] == 7
+
+
+def test_what_would_be_too_large_to_read_is_not_written(tmp_path, monkeypatch):
+    raw = manifest.dump(GOOD)
+    (tmp_path / manifest.NAME).write_bytes(raw)
+    monkeypatch.setattr(manifest, "_LARGEST_BYTES", len(raw))
+    assert manifest.dump(GOOD) == raw
+    assert manifest.read(tmp_path) == GOOD
+    monkeypatch.setattr(manifest, "_LARGEST_BYTES", len(raw) - 1)
+    with pytest.raises(CheckpointWriteError, match="as tensors"):
+        manifest.dump(GOOD)
+    with pytest.raises(CorruptCheckpointError):
+        manifest.read(tmp_path)
 
 
 def test_every_changed_or_missing_byte_is_noticed():

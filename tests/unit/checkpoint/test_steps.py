@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from slurmspot.checkpoint import steps
@@ -32,10 +33,14 @@ def names_of(paths):
     return sorted(path.name for path in paths)
 
 
-@pytest.mark.parametrize("step", [-1, 10**8])
+@pytest.mark.parametrize("step", [-1, 10**8, 1.0, "5", None, True])
 def test_steps_that_have_no_name(step):
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="whole number of 1 to 8 digits"):
         steps.step_name(step)
+
+
+def test_a_numpy_integer_is_a_step():
+    assert steps.step_name(np.int64(3)) == "step-00000003"
 
 
 def test_begin_makes_a_private_folder_that_is_not_a_checkpoint(tmp_path):

@@ -1,13 +1,18 @@
+import errno
 import pickletools
 import warnings
 
+import plan_scenarios as scenario
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_pool import RankPool
+from torch.distributed.checkpoint.planner import SavePlanner
 
 from slurmspot.checkpoint import hdf5, manifest
+from slurmspot.checkpoint.disk import Disk
 from slurmspot.checkpoint.dtypes import STORED_AS, item_size
 from slurmspot.checkpoint.storage import Hdf5StorageReader, Hdf5StorageWriter
 from slurmspot.checkpoint.verify import verify
@@ -142,6 +147,82 @@ def test_an_object_that_is_not_data_is_refused_and_nothing_is_left_as_a_checkpoi
     assert isinstance(caught.value.failures[0][0], CheckpointWriteError)
     assert "b.f" in str(caught.value.failures[0][0])
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "why"),
+    [("a\ud800", (2,), "surrogates not allowed"), ("a", (1,) * 33, "too large")],
+)
+def test_what_hdf5_cannot_hold_is_refused_by_name(tmp_path, name, shape, why):
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        save(tmp_path / "c", {name: torch.ones(shape)})
+    error = caught.value.failures[0][0]
+    assert isinstance(error, CheckpointWriteError)
+    assert repr(name) in error.what
+    assert why in error.why
+
+
+class FullDisk(Disk):
+    def write(self, *_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_save_that_fails_takes_no_space(tmp_path):
+    with pytest.raises(dcp.api.CheckpointException, match="No space left"):
+        save(tmp_path / "c", {"a": torch.ones(100)}, disk=FullDisk())
+    (left,) = tmp_path.iterdir()
+    assert list(left.iterdir()) == []
+
+
+def test_a_save_that_cannot_be_committed_leaves_nothing(tmp_path):
+    with pytest.raises(dcp.api.CheckpointException, match="metadata/f"):
+        save(tmp_path / "c", {"a": torch.ones(100)}, metadata={"f": len})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def _no_cached_plans(monkeypatch):
+    for name in [name for name in vars(SavePlanner) if name.startswith("_cached_")]:
+        monkeypatch.setattr(SavePlanner, name, {})
+
+
+@pytest.mark.usefixtures("_no_cached_plans")
+def test_a_plan_of_an_earlier_save_is_refused_before_anything_is_written(tmp_path):
+    def save_caching(name, dtype):
+        dcp.save(
+            {"a": torch.ones(3, dtype=dtype)},
+            storage_writer=Hdf5StorageWriter(tmp_path / name),
+            planner=dcp.DefaultSavePlanner(enable_plan_caching=True),
+        )
+
+    save_caching("1", torch.float32)
+    for dtype in (torch.float32, torch.int32):  # to the planner, plans of both are the same
+        with pytest.raises(dcp.api.CheckpointException) as caught:
+            save_caching("2", dtype)
+        error = caught.value.failures[0][0]
+        assert isinstance(error, CheckpointWriteError)
+        assert "enable_plan_caching" in error.fix
+    assert [one.name for one in tmp_path.iterdir()] == ["1"]
+    assert verify(tmp_path / "1")[0].intact
+
+
+def test_no_rank_writes_by_a_plan_of_an_earlier_save(tmp_path):
+    small, large, another = (3, "float32"), (4, "float32"), (3, "int32")
+    pool = RankPool(2)
+    try:
+        first = [{"a": small, "b": small}, {"b": small}]
+        assert pool.run(2, scenario.save_caching, tmp_path / "1", *first) == [[], []]
+        for later in (
+            first,
+            [{"a": large, "b": small}, {"b": small, "a": large}],  # the second writes b as before
+            [{"a": another, "b": small}, {"d": small}],  # the first writes b too, and a as it was
+        ):
+            for told in pool.run(2, scenario.save_caching, tmp_path / "2", *later):
+                assert told
+                assert all("enable_plan_caching" in error for error in told)
+    finally:
+        pool.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["1"]
 
 
 def test_an_existing_folder_is_not_overwritten(tmp_path):

@@ -89,6 +89,28 @@ def test_numpy_scalars_stay_numpy_scalars():
     assert through_json(np.int32(7)) == 7
 
 
+def test_an_array_in_a_file_is_stored_as_an_array(tmp_path):
+    array = np.memmap(tmp_path / "a", np.int32, "w+", shape=(3,))
+    array[:] = [1, 2, 3]
+    back = through_json(array)
+    assert type(back) is np.ndarray
+    assert back.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.ma.masked_array([1.0, 2.0], mask=[False, True]),
+        np.arange(3).view(np.matrix),
+        np.arange(3).view(np.recarray),
+    ],
+    ids=lambda array: type(array).__name__,
+)
+def test_an_array_that_would_come_back_as_less_is_refused(array):
+    with pytest.raises(CheckpointWriteError, match=f"object/a cannot.*{type(array).__name__}"):
+        tagged.encode({"a": array}, "object")
+
+
 @pytest.mark.parametrize(
     "value",
     [object(), len, defaultdict(int), np.array(["a"]), np.array([object()]), {"x": torch.ones(1)}],
