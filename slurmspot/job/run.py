@@ -110,7 +110,7 @@ class Run:
         self._last_save_ns = clock.mono_ns()
         self._thinning = Thinning()
         self._saved_step: int | None = None
-        self._failure: CheckpointWriteError | None = None
+        self._failure: CheckpointWriteError | None = None  # not all ranks have agreed on it yet
         self._wished = False  # to save: not answered yet
         self._in_step = False  # the loop's body has the batch of a step that is not counted yet
         self._furthest = -1
@@ -393,14 +393,15 @@ class Run:
     def _boundary(self) -> None:
         period_steps = self._env.period_steps
         remaining_s = self._listener.remaining_s()
-        self._failure = self._failure or self._checkpointer.failed()
+        news = self._checkpointer.failed() if self._failure is None else None
+        self._failure = self._failure or news
         self._wished = self._overdue() and not self._wished
         agreed = self._agreement.exchange(
             Wish(
                 leave=remaining_s is not None,
                 remaining_s=remaining_s,
                 save=self._wished,
-                failed=self._failure is not None,
+                failed=news is not None,
             )
         )
         if agreed.failed:

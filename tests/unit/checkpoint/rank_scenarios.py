@@ -1,11 +1,15 @@
 """What the ranks of test_ranks.py do. Every function runs on all ranks of one world."""
 
 import contextlib
+import errno
+import os
 import random
 import resource
 import signal
 import threading
+import time
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,9 +20,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from slurmspot.checkpoint import steps
 from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
+from slurmspot.checkpoint.disk import Disk
 from slurmspot.checkpoint.storage import Hdf5StorageReader, Hdf5StorageWriter
 from slurmspot.errors import SlurmspotError
+from slurmspot.job.run import Run
 
 
 class Holder:
@@ -265,6 +272,68 @@ def one_after_the_other(folder, count):
         checkpointer.save(step, trigger="period", meta={})
         checkpointer.save(step + 100, trigger="period", meta={}, may_skip=True)
         checkpointer.close()
+
+
+def save_other_steps(folder):
+    """What a rank is told that saves another step than its peers do."""
+    checkpointer = Checkpointer(Path(folder), {"holder": Holder(t=torch.ones(3))})
+    checkpointer.save(10 + dist.get_rank(), trigger="period", meta={})
+    told = checkpointer.failed(within_s=30)
+    checkpointer.close()
+    return str(told)
+
+
+def learn_of_a_failure_apart(folder, period):
+    """A run whose save of step 4 fails, which the first rank learns of only later.
+
+    Returns:
+        What was saved of each rank in the newest checkpoints, by step.
+    """
+    rank, full = dist.get_rank(), threading.Event()
+    real_write, real_remove = Disk.write, steps.remove
+
+    def write(self, fd, memory, offset):
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_write(self, fd, memory, offset)
+
+    def remove(*args):  # of a large folder, on a network file system
+        if full.is_set():
+            assert removed.wait(30)
+        real_remove(*args)
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    holder = Holder(t=distribute_tensor(torch.zeros(2 * dist.get_world_size()), mesh, [Shard(0)]))
+    environment = {"RANK": str(rank), "WORLD_SIZE": str(dist.get_world_size()), **period}
+    removed = threading.Event()
+    with (
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(Disk, "write", write),
+        mock.patch.object(steps, "remove", remove),
+        Run.from_env(folder=folder, holder=holder) as run,
+    ):
+        for step, _ in run.steps(range(14), total=14):
+            holder.state["t"].to_local().fill_(step)
+            if step == 4:  # it is saved in vain, and evaluated
+                full.set()
+                for _ in range(10):
+                    run.check()
+                    time.sleep(0.05)
+            if step == 5:  # the first rank learns of it now, when no save is due
+                removed.set()
+                time.sleep(0.2)
+                full.clear()
+    return {
+        step: saved_by_ranks(path)
+        for step, path in steps.committed(run._folder.checkpoints).items()
+    }
+
+
+def saved_by_ranks(path):
+    """The first number that each rank has in the checkpoint at ``path``."""
+    whole = torch.zeros(2 * dist.get_world_size())
+    dcp.load({"holder/t": whole}, storage_reader=Hdf5StorageReader(path), no_dist=True)
+    return whole[::2].tolist()
 
 
 def sharded_object(folder, saves):

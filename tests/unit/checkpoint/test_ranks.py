@@ -175,3 +175,22 @@ def test_saving_in_the_background_while_ddp_trains(pool, tmp_path):
     restored = pool.run(2, scenario.restore, tmp_path, "ddp")
     assert restored[0][0] == seen[8]
     assert torch.tensor(restored[0][1]).isfinite().all()
+
+
+def test_ranks_that_save_different_steps_are_refused(pool, tmp_path):
+    for told in pool.run(2, scenario.save_other_steps, tmp_path):
+        assert "rank 0 saves step 10, and rank 1 step 11" in told
+    assert not steps.committed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "period",
+    [{"SLURMSPOT_PERIOD_STEPS": "4"}, {"SLURMSPOT_PERIOD_STEPS": "0", "SLURMSPOT_PERIOD_S": "0.1"}],
+    ids=["steps", "seconds"],
+)
+def test_ranks_that_learn_of_a_failed_save_apart_stay_together(pool, tmp_path, period):
+    (told, other) = pool.run(2, scenario.learn_of_a_failure_apart, tmp_path, period)
+    assert told == other
+    assert max(told) == 14
+    for step, saved in told.items():
+        assert saved == [step, step]
