@@ -23,8 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from slurmspot.checkpoint import steps
 from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
 from slurmspot.checkpoint.disk import Disk
+from slurmspot.checkpoint.ownership import Claim
 from slurmspot.checkpoint.storage import Hdf5StorageReader, Hdf5StorageWriter
-from slurmspot.errors import SlurmspotError
+from slurmspot.errors import SlurmspotError, UsageError
 from slurmspot.job.run import Run
 
 
@@ -281,6 +282,17 @@ def save_other_steps(folder):
     told = checkpointer.failed(within_s=30)
     checkpointer.close()
     return str(told)
+
+
+def tier_on_one_rank(folder):
+    """What a rank is told when only the first has a local tier."""
+    local = Path(folder) if dist.get_rank() == 0 else None
+    claim = Claim(job_id="1", restart=0)
+    try:
+        Checkpointer(Path(folder) / "remote", {"holder": Holder()}, claim=claim, local=local)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def learn_of_a_failure_apart(folder, period):

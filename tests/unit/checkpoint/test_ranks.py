@@ -194,3 +194,8 @@ def test_ranks_that_learn_of_a_failed_save_apart_stay_together(pool, tmp_path, p
     assert max(told) == 14
     for step, saved in told.items():
         assert saved == [step, step]
+
+
+def test_a_local_tier_on_some_ranks_only_is_refused_by_all(pool, tmp_path):
+    for told in pool.run(2, scenario.tier_on_one_rank, tmp_path):
+        assert "some ranks have a local tier" in told
