@@ -26,7 +26,7 @@ from slurmspot.checkpoint.staging import Staging
 from slurmspot.checkpoint.state import State, take
 from slurmspot.checkpoint.storage import Hdf5StorageWriter
 from slurmspot.checkpoint.tagged import Encoded, encode
-from slurmspot.checkpoint.tiers import KEEP, LocalTier, Order, Pace
+from slurmspot.checkpoint.tiers import KEEP, PATIENCE, LocalTier, Order, Pace
 from slurmspot.checkpoint.worker import Worker
 from slurmspot.errors import (
     CheckpointError,
@@ -150,7 +150,7 @@ class Checkpointer:
             self._local = LocalTier(
                 local,
                 node=node,
-                ranks=Ranks.every(),
+                ranks=Ranks.every(PATIENCE),
                 owner=self._owner,
                 emit=emit,
                 arrived=self._arrived,
@@ -279,10 +279,25 @@ class Checkpointer:
         Raises:
             CorruptCheckpointError: there are checkpoints, and none verifies.
             MismatchedCheckpointError: the newest intact one is of other objects.
+            CheckpointWriteError: one on the nodes' disks cannot be brought to the remote tier,
+                even after what killed saves have left there was removed.
         """
         self._join()
         self.drain()
-        restored = restoring.restore(
+        try:
+            restored = self._restore()
+        except FencedError:
+            raise
+        except CheckpointWriteError:
+            if not self._ranks.reduce(lambda: None, lambda _: self._drop_stale()):
+                raise
+            restored = self._restore()
+        if restored is not None:
+            self._rejected = {step for step, _ in restored.rejected} - {restored.step}
+        return restored
+
+    def _restore(self) -> Restored | None:
+        return restoring.restore(
             self._folder,
             self._parts,
             ranks=self._ranks,
@@ -290,9 +305,6 @@ class Checkpointer:
             local=self._local,
             promoted=self._promoted,
         )
-        if restored is not None:
-            self._rejected = {step for step, _ in restored.rejected} - {restored.step}
-        return restored
 
     @_trainable
     def hold(self) -> Held:
@@ -517,7 +529,12 @@ class Checkpointer:
         if self._local is None:
             return False
         try:
-            write(self._local.writer(save.order.step))
+            try:
+                write(self._local.writer(save.order.step))
+            except CheckpointError:
+                if not self._local.make_room(self._ranks):
+                    raise
+                write(self._local.writer(save.order.step))
         except FencedError:
             raise
         except CheckpointError as error:

@@ -26,6 +26,7 @@ Bytes = NDArray[np.uint8]
 BLOCK_BYTES = 4096
 """What direct I/O is aligned to: a multiple of every disk's logical block."""
 
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK of madvise(2), which Python has no name for
 _HUGE_BYTES = 2 << 20  # of the usual architectures; where it is more, there are none here
 _IOV_MAX = 1024
 _AT_EMPTY_PATH = 0x1000
@@ -47,8 +48,9 @@ def aligned(size_bytes: int, *, inherited: bool = True) -> Bytes:
     Scattered pages would cut one transfer into several.
 
     Args:
-        inherited: give children that are forked a copy. Without, no fork can come between this
-            process and a transfer that is under way, or slow down what writes there next.
+        inherited: give children that are forked a copy. Without, they find zeros there, and no
+            fork can come between this process and a transfer that is under way, or slow down
+            what writes there next.
     """
     pages = mmap.mmap(
         -1, max(1, size_bytes) + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -58,7 +60,7 @@ def aligned(size_bytes: int, *, inherited: bool = True) -> Bytes:
         if whole := size_bytes - size_bytes % _HUGE_BYTES:
             pages.madvise(mmap.MADV_HUGEPAGE, begin, whole)
     if not inherited:
-        pages.madvise(mmap.MADV_DONTFORK)
+        pages.madvise(_WIPE_ON_FORK)
     return np.frombuffer(pages, np.uint8, size_bytes, begin)
 
 

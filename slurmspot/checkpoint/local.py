@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import xxhash
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -26,6 +27,8 @@ from slurmspot.checkpoint import manifest, steps
 from slurmspot.checkpoint.manifest import Manifest
 from slurmspot.checkpoint.storage import Hdf5StorageWriter, Place
 from slurmspot.errors import CorruptCheckpointError
+
+_T = TypeVar("_T")
 
 TURN = "turn"
 """The name in a checkpoint's metadata that says which owner of the run has saved it."""
@@ -65,13 +68,14 @@ class LocalStorageWriter(Hdf5StorageWriter):
         """Write this rank's file, durably, hashing on the way."""
         place: Place = plan.storage_data
         mine = self._path.parent
-        self.partial = mine / place.folder
         for folder in (mine.parent, mine):
             if not folder.is_dir():
                 folder.mkdir(mode=0o700, exist_ok=True)
                 steps.sync(folder.parent)
-        self.partial.mkdir(mode=0o700, exist_ok=True)
-        here = Place(self.partial, place.file)
+        partial = mine / place.folder
+        partial.mkdir(mode=0o700, exist_ok=True)
+        self.partial = partial
+        here = Place(partial, place.file)
         return super().write_data(dataclasses.replace(plan, storage_data=here), planner)
 
     def commit(self, sealed: bytes) -> None:
@@ -102,6 +106,7 @@ class Copy:
 
     Attributes:
         attempt: name of the folder of the attempt that has saved it.
+        folder: its name in there.
         seal: XXH3-128 of the manifest: equal on all nodes, and for one save alone.
         turn: of the attempt that saved it.
         files: all its data files, wherever they are.
@@ -110,6 +115,7 @@ class Copy:
 
     attempt: str
     step: int
+    folder: str = ""
     seal: str = ""
     turn: int = 0
     files: tuple[File, ...] = ()
@@ -118,11 +124,16 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What one rank finds on its node: manifests, and data files, of committed saves or not."""
+    """What one rank finds on its node: manifests, and data files, of committed saves or not.
+
+    Attributes:
+        problem: why there may be more that could not be seen; empty if all was.
+    """
 
     node: str
     copies: tuple[Copy, ...]
     files: frozenset[File]
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +142,7 @@ class Candidate:
 
     Attributes:
         attempt: name of the folder of the attempt that has saved it.
-        reader: a rank that has its manifest.
+        reader: a rank that has its manifest, in ``folder`` there.
         carriers: for each data file the ranks that may bring it, one after the other.
         problem: why it cannot be had; empty if it is complete, as far as one can see.
     """
@@ -139,38 +150,56 @@ class Candidate:
     attempt: str
     step: int
     turn: int
+    folder: str
     reader: int
     carriers: Mapping[str, Sequence[int]]
     problem: str = ""
 
-    def overtaken(self) -> Candidate:
-        """It, of no use, since the run has gone on from elsewhere."""
-        problem = "an earlier attempt has left it, and the run has gone on without it"
-        return dataclasses.replace(self, problem=self.problem or problem)
-
 
 def survey(root: Path, node: str) -> Survey:
-    """What lies on this node.
+    """What lies on this node, and can be read.
+
+    A save whose manifest is written is whole, though it may have been killed before its commit.
 
     Args:
         root: the folder of the run on the node's disk.
     """
     copies: list[Copy] = []
     files: set[File] = set()
-    for attempt in steps.owners(root):
-        for step, path in steps.committed(attempt).items():
-            copies.append(_copy(attempt.name, step, path))
-        files |= files_in(attempt, attempt.name)
-    return Survey(node=node, copies=tuple(copies), files=frozenset(files))
+    problems: list[str] = []
+    for attempt in _seen(steps.owners, root, problems):
+        for step, path in _seen(steps.traces, attempt, problems):
+            copy = _copy(attempt.name, step, path)
+            if not (copy.problem and steps.is_partial(path)):
+                copies.append(copy)
+            files |= _files_of(attempt.name, step, path)
+    return Survey(
+        node=node,
+        copies=tuple(copies),
+        files=frozenset(files),
+        problem="; ".join(problems),
+    )
+
+
+def _seen(look: Callable[[Path], list[_T]], folder: Path, problems: list[str]) -> list[_T]:
+    try:
+        return look(folder)
+    except OSError as error:
+        problems.append(f"{folder.name}: {error.strerror}")
+        return []
 
 
 def files_in(folder: Path, attempt: str = "") -> set[File]:
     """The data files of all steps in ``folder``, committed or not."""
+    traces = steps.traces(folder)
+    return {file for step, path in traces for file in _files_of(attempt, step, path)}
+
+
+def _files_of(attempt: str, step: int, path: Path) -> set[File]:
     found = set()
-    for step, path in steps.traces(folder):
-        with contextlib.suppress(OSError):  # it is being removed
-            for file in path.iterdir():
-                found.add(File(attempt, step, file.name, file.lstat().st_size))
+    with contextlib.suppress(OSError):  # it is being removed
+        for file in path.iterdir():
+            found.add(File(attempt, step, file.name, file.lstat().st_size))
     return found
 
 
@@ -185,6 +214,7 @@ def _copy(attempt: str, step: int, path: Path) -> Copy:
     return Copy(
         attempt=attempt,
         step=step,
+        folder=path.name,
         seal=seal,
         turn=turn_of(known),
         files=tuple(File(attempt, step, file.name, file.size_bytes) for file in known.files),
@@ -195,6 +225,13 @@ def turn_of(known: Manifest) -> int:
     """Which owner of the run has saved it; 0 if it does not say."""
     turn = known.metadata.get(TURN) if isinstance(known.metadata, dict) else None
     return turn if type(turn) is int else 0
+
+
+def turn_at(path: Path) -> int:
+    """Which owner of the run has saved the checkpoint ``path``; 0 if it does not say."""
+    with contextlib.suppress(CorruptCheckpointError):
+        return turn_of(manifest.read(path))
+    return 0
 
 
 def gathered(surveys: Sequence[Survey], remote: frozenset[File] = frozenset()) -> list[Candidate]:
@@ -217,6 +254,7 @@ def _candidate(
 ) -> Candidate:
     carriers = {}
     problem = copy.problem
+    unseen = "; ".join(sorted({f"{one.node}: {one.problem}" for one in surveys if one.problem}))
     for i, file in enumerate(copy.files):
         able: dict[str, list[int]] = {}
         for rank, one in enumerate(surveys):
@@ -227,11 +265,13 @@ def _candidate(
             ranks.append(i % len(surveys))
         carriers[file.name] = tuple(ranks)
         if not ranks:
-            problem = problem or f"{file.name} is neither on these nodes nor on the remote tier"
+            missing = f"{file.name} is neither on these nodes nor on the remote tier"
+            problem = problem or (f"{missing} ({unseen})" if unseen else missing)
     return Candidate(
         attempt=copy.attempt,
         step=copy.step,
         turn=copy.turn,
+        folder=copy.folder,
         reader=reader,
         carriers=carriers,
         problem=problem,

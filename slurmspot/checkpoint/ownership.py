@@ -12,7 +12,8 @@ What it writes lies there until a rename gives it a checkpoint's name, and what 
 renamed into there first. Every change that an attempt makes to the checkpoints is thus one rename
 out of its desk or into it. The next attempt
 
-1. makes its own desk, whose turn is higher than any, and then looks for others;
+1. makes its own desk, whose turn is higher than any desk's or checkpoint's, and then looks for
+   others;
 2. moves whatever lies in theirs into its own, and removes the empty folder;
 3. only then looks for the checkpoint to go on from.
 
@@ -22,7 +23,8 @@ sees it; or it fails, since a folder that is gone takes nothing in and gives not
 path or handle the frozen process holds. No clock, no lock and no check is involved. Names are never
 used again, and only opening a run makes a desk: one that is gone stays gone. Of two attempts that
 open a run at once, each makes its desk before it looks, so at least one sees the other; the one
-with the higher turn, or token, wins. The highest desk is never removed, so the turns only grow.
+with the higher turn, or token, wins. The highest desk is never removed, and should somebody do that
+the checkpoints tell the turns of their owners, so the turns only grow.
 
 What an unfinished save has left is moved along with the rest, since it may be just what a restore
 lacks (see :mod:`slurmspot.checkpoint.promotion`), and removed when something newer is safe.
@@ -39,7 +41,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from slurmspot.checkpoint import steps
+import xxhash
+
+from slurmspot.checkpoint import local, steps
 from slurmspot.errors import CheckpointError, CheckpointWriteError, FencedError
 
 _DESK = re.compile(r"owner-(\d{8,})-([0-9a-f]{8})-([0-9a-f]{16})-(\d+)-(.+)\Z", re.ASCII)
@@ -89,9 +93,10 @@ class Claim:
 
     def _sit_down(self, folder: Path) -> Owner:
         known = _owners(folder)
+        saved = map(local.turn_at, steps.committed(folder).values())
         owner = Owner(
             folder=folder,
-            turn=known[-1].turn + 1 if known else 1,
+            turn=1 + max([0, *(one.turn for one in known), *saved]),
             token=secrets.token_hex(4),
             run=known[-1].run if known else secrets.token_hex(8),
             job_id=self.job_id,
@@ -124,6 +129,10 @@ class Owner:
         job = quote(self.job_id, safe="")
         name = f"owner-{self.turn:08d}-{self.token}-{self.run}-{self.restart}-{job}"
         return self.folder / name
+
+    def key(self) -> str:
+        """What stands for this run on other disks: a copy of its folder has another one."""
+        return xxhash.xxh3_64_hexdigest(f"{self.run} {self.folder.resolve()}".encode())
 
     def check(self) -> None:
         """See whether this attempt still owns the run: to end early, and to say why.
@@ -192,7 +201,8 @@ class Owner:
 
 def _owners(folder: Path) -> list[Owner]:
     """All that have a desk, in the order in which they came."""
-    found = (_DESK.match(path.name) for path in steps.owners(folder))
+    desks = (path for path in steps.owners(folder) if not (path.is_file() or path.is_symlink()))
+    found = (_DESK.match(path.name) for path in desks)
     owners = [
         Owner(
             folder=folder,

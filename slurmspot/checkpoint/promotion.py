@@ -12,9 +12,10 @@ a rank is gone, or for want of time, leaves its files where they are.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,12 @@ from slurmspot.checkpoint.manifest import DataFile, Manifest
 from slurmspot.checkpoint.pipeline import DIRECT
 from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.verify import problems_of
-from slurmspot.errors import CheckpointError, CorruptCheckpointError, SlurmspotError
+from slurmspot.errors import (
+    CheckpointError,
+    CheckpointWriteError,
+    CorruptCheckpointError,
+    SlurmspotError,
+)
 
 
 class AbandonedError(CheckpointError):
@@ -55,12 +61,13 @@ def promote(
 
     Raises:
         AbandonedError: it was unwanted, on some rank.
-        CheckpointError: some file verifies nowhere, or the remote tier cannot be written.
+        CorruptCheckpointError: some file verifies nowhere.
+        CheckpointError: the remote tier cannot be written.
     """
     final = remote / steps.step_name(candidate.step)
-    listed = root / candidate.attempt / final.name / manifest.NAME
+    listed = root / candidate.attempt / candidate.folder / manifest.NAME
     target, sealed = ranks.reduce(
-        lambda: listed.read_bytes() if ranks.rank == candidate.reader else b"",
+        lambda: _sealed(listed) if ranks.rank == candidate.reader else b"",
         lambda every: (steps.begin(final, desk), every[candidate.reader]),
     )
     places = (root / candidate.attempt, remote, desk)
@@ -85,6 +92,13 @@ def promote(
         if ranks.rank == 0:
             steps.remove(target)
         raise
+
+
+def _sealed(listed: Path) -> bytes:
+    try:
+        return listed.read_bytes()
+    except OSError as error:
+        raise _unreadable(manifest.NAME, error) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +131,18 @@ class _Carrying:
                 raise CorruptCheckpointError(problem)
         return failed
 
-    def _sources(self) -> Iterator[Path]:
+    def _sources(self, file: DataFile) -> list[Path]:
+        traces = []
         for place in self.places:
-            for step, path in steps.traces(place):
-                if step == self.candidate.step and path != self.target:
-                    yield path
+            with contextlib.suppress(OSError):
+                traces += steps.traces(place)
+        found = [path for step, path in traces if step == self.candidate.step]
+        return [p for p in found if p != self.target and os.path.lexists(p / file.name)]
 
     def _carry(self, file: DataFile) -> str:
         """Copy a file from the first place where it verifies; what is wrong if there is none."""
         problem = ""
-        for source in self._sources():
-            if not (source / file.name).exists():
-                continue
+        for source in self._sources(file):
             try:
                 _copy(file, source, self.target, self.unwanted, self.disk)
             except CorruptCheckpointError as error:
@@ -143,6 +157,11 @@ def _copy(
     file: DataFile, source: Path, target: Path, unwanted: Callable[[], bool], disk: Disk
 ) -> None:
     """Copy one file durably, and make sure of what has arrived."""
+
+    def look(_: int = 0) -> None:
+        if unwanted():
+            raise AbandonedError("given up for something newer, or for want of time")
+
     opened = _open(source / file.name, disk)
     try:
         if opened.size_bytes != file.size_bytes:
@@ -151,8 +170,7 @@ def _copy(
         try:
             buffer = aligned(DIRECT.piece_bytes, inherited=False)
             for start in range(0, file.size_bytes, DIRECT.piece_bytes):
-                if unwanted():
-                    raise AbandonedError("given up for something newer, or for want of time")
+                look()
                 blocks = -(-(file.size_bytes - start) // BLOCK_BYTES)
                 memory = [buffer[: blocks * BLOCK_BYTES]]
                 try:
@@ -166,8 +184,10 @@ def _copy(
     finally:
         opened.close()
     _forget(target / file.name)
-    for problem in reading.read(target, file, {}, whole=True, disk=disk):
-        raise CorruptCheckpointError(str(problem), why="read back after it was copied")
+    check = partial(reading.read, file=file, targets={}, whole=True, progress=look, disk=disk)
+    for problem in check(target):
+        kind = CorruptCheckpointError if check(source) else CheckpointWriteError
+        raise kind(str(problem), why="read back after it was copied")
 
 
 def _open(path: Path, disk: Disk) -> InFile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -35,16 +36,19 @@ class Ranks:
         self.size = dist.get_world_size(group) if group else 1
 
     @classmethod
-    def every(cls) -> Ranks:
+    def every(cls, timeout: timedelta | None = None) -> Ranks:
         """All ranks of ``torch.distributed``, with a gloo group that nothing else uses. Collective.
 
         This process alone where there is no process group.
+
+        Args:
+            timeout: how long one rank waits for another; by default gloo's own, half an hour.
         """
         if not (dist.is_available() and dist.is_initialized()):
             return cls(None)
         # Its name is a number that only grows: names made from the ranks come again once a group
         # is closed, and the next one would take the addresses of the old one for its own.
-        return cls(dist.new_group(backend="gloo"))
+        return cls(dist.new_group(backend="gloo", timeout=timeout))
 
     def reduce(self, local: Callable[[], _T], decide: Callable[[list[_T]], _R]) -> _R:
         """Run ``local`` on every rank, then ``decide`` with all results on the first rank.
@@ -68,17 +72,22 @@ class Ranks:
 
     def any(self, mine: bool) -> bool:
         """Whether it is so on any rank; the same on all."""
-        if self._group is None:
+        if self._alone():
             return mine
         votes = torch.tensor([int(mine)], device="cpu")
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
         return bool(votes.item())
 
     def close(self) -> None:
-        """Let go of the group."""
+        """Let go of the group; ranks that wait for this one fail."""
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
             self._group = None
+
+    def _alone(self) -> bool:
+        if self._group is None and self.size > 1:
+            raise CheckpointError("the ranks no longer hear each other")
+        return self._group is None
 
     def _attempt(self, work: Callable[[], Any]) -> _Outcome:
         try:
@@ -92,14 +101,14 @@ class Ranks:
             return _Outcome(error=failure)
 
     def _gather(self, mine: _Outcome) -> list[_Outcome]:
-        if self._group is None:
+        if self._alone():
             return [mine]
         everyone: list[Any] | None = [None] * self.size if self.rank == 0 else None
         dist.gather_object(mine, everyone, dst=0, group=self._group)
         return everyone or []
 
     def _broadcast(self, outcome: _Outcome) -> _Outcome:
-        if self._group is None:
+        if self._alone():
             return outcome
         box = [outcome]
         dist.broadcast_object_list(box, src=0, group=self._group)

@@ -3,23 +3,30 @@
 What the nodes that are here hold is looked at first. If it is newer, and each of its files can be
 had, from a node or from a drain that was cut short, it is brought to the remote tier and then
 loaded from there like any other: there is one way to load.
+
+What an attempt has left on the nodes' disks is not wanted once a later one has gone on without it.
+That holds as long as some checkpoint of a later one is intact: such a step waits for all of them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurmspot.checkpoint import loading, manifest, steps
-from slurmspot.checkpoint.local import Candidate, turn_of
+from slurmspot.checkpoint import loading, steps
+from slurmspot.checkpoint.local import Candidate, turn_at
 from slurmspot.checkpoint.objects import Part
 from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.tiers import LocalTier
-from slurmspot.errors import CheckpointError, CorruptCheckpointError, FencedError
+from slurmspot.errors import (
+    CheckpointError,
+    CheckpointWriteError,
+    CorruptCheckpointError,
+    FencedError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,27 @@ class Restored:
     fresh: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A step to try.
+
+    Attributes:
+        turn: of the owner that saved it.
+        candidate: what is on the nodes' disks; None if it is on the remote tier.
+    """
+
+    step: int
+    turn: int
+    candidate: Candidate | None = None
+
+    def waits_for(self, other: _Choice) -> bool:
+        """Whether the run has gone on without this one, if ``other`` is intact."""
+        return self.candidate is not None and other.candidate is None and self.turn < other.turn
+
+
+_OVERTAKEN = "an earlier attempt has left it, and the run has gone on without it"
+
+
 def restore(
     folder: Path,
     parts: Mapping[str, Part],
@@ -66,20 +94,32 @@ def restore(
     Raises:
         CorruptCheckpointError: there are checkpoints, and none verifies.
         MismatchedCheckpointError: the newest intact one is of other objects.
+        CheckpointWriteError: one on the nodes' disks cannot be brought to the remote tier, which
+            cannot be written to; it stays where it is.
         FencedError: another attempt has taken the run over.
     """
     begin = time.monotonic()
     rejected: list[tuple[int, str]] = []
     passed_over: list[tuple[int, str]] = []
-    for step, candidate in _choices(folder, ranks, local):
+    choices = _choices(folder, ranks, local)
+    while choices:
+        choice = next(one for one in choices if not any(map(one.waits_for, choices)))
+        choices.remove(choice)
+        step, candidate = choice.step, choice.candidate
         if local is not None and candidate is not None:
             try:
                 local.promote(candidate)
+            except CorruptCheckpointError as error:
+                passed_over.append((step, error.what))
+                continue
             except FencedError:
                 raise
             except CheckpointError as error:
-                passed_over.append((step, error.what))
-                continue
+                raise CheckpointWriteError(
+                    f"step {step} is on the nodes' own disks alone",
+                    why=error.what,
+                    fix="free space or repair the file system of the run folder, then start again",
+                ) from error
             promoted(step)
         path = folder / steps.step_name(step)
         try:
@@ -87,12 +127,17 @@ def restore(
         except CorruptCheckpointError as error:
             rejected.append((step, error.why or error.what))
             continue
+        passed_over += [
+            (one.step, one.candidate.problem or _OVERTAKEN)
+            for one in choices
+            if one.candidate is not None and one.step > step
+        ]
         return Restored(
             step=step,
             meta=loaded.metadata,
             tier=steps.REMOTE if candidate is None else steps.LOCAL,
             rejected=rejected,
-            passed_over=passed_over,
+            passed_over=sorted(passed_over, key=lambda one: one[0], reverse=True),
             seconds=time.monotonic() - begin,
             fresh=loaded.fresh,
         )
@@ -105,23 +150,13 @@ def restore(
     return None
 
 
-def _choices(
-    folder: Path, ranks: Ranks, local: LocalTier | None
-) -> list[tuple[int, Candidate | None]]:
-    """Steps to try, the newest first; of one step, first what is on the remote tier (None)."""
+def _choices(folder: Path, ranks: Ranks, local: LocalTier | None) -> list[_Choice]:
+    """Steps to try, the newest first; of one step, first what is on the remote tier."""
 
-    def look() -> tuple[list[int], int]:
-        found = steps.committed(folder)
-        return list(found), max([_turn(path) for path in found.values()], default=0)
+    def look() -> list[_Choice]:
+        return [_Choice(step, turn_at(path)) for step, path in steps.committed(folder).items()]
 
-    found, newest_turn = ranks.reduce(look, lambda every: every[0])
-    choices: list[tuple[int, Candidate | None]] = [(step, None) for step in found]
+    choices = ranks.reduce(look, lambda every: every[0])
     if local is not None:
-        choices += [(one.step, one) for one in local.candidates(newest_turn)]
-    return sorted(choices, key=lambda choice: (choice[0], choice[1] is None), reverse=True)
-
-
-def _turn(path: Path) -> int:
-    with contextlib.suppress(CorruptCheckpointError):
-        return turn_of(manifest.read(path))
-    return 0
+        choices += [_Choice(one.step, one.turn, one) for one in local.candidates()]
+    return sorted(choices, key=lambda one: (one.step, one.candidate is None), reverse=True)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from slurmspot.checkpoint import local, promotion, steps
@@ -20,10 +21,18 @@ from slurmspot.checkpoint.disk import REAL, Disk
 from slurmspot.checkpoint.local import Candidate, LocalStorageWriter
 from slurmspot.checkpoint.ownership import Owner
 from slurmspot.checkpoint.ranks import Ranks
-from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError, FencedError
+from slurmspot.errors import (
+    CheckpointError,
+    CheckpointWriteError,
+    CorruptCheckpointError,
+    FencedError,
+)
 
 KEEP = 2
 """Checkpoints that a node keeps once the remote tier has them or newer ones."""
+
+PATIENCE = timedelta(days=30)
+"""How long one rank may wait for another in a drain. One that is gone is noticed at once."""
 
 _NEVER = 10**9  # above every step
 _UNKNOWN_BYTES_PER_S = 50 << 20
@@ -67,7 +76,7 @@ class LocalTier:
     Args:
         folder: on this node's disk; it must exist.
         node: this node's name; ranks that give the same one share the folder.
-        ranks: with a group that nothing else uses.
+        ranks: with a group that nothing else uses, and :data:`PATIENCE`.
         owner: of the run; its checkpoints are the remote tier.
         arrived: called on every rank, with the seconds it took, when a step is on the remote tier.
         failed: called on every rank with the reason why a step could not be brought there.
@@ -85,7 +94,8 @@ class LocalTier:
         failed: Callable[[CheckpointWriteError], None],
         disk: Disk = REAL,
     ) -> None:
-        self._root = folder / steps.node_name(owner.run, node)
+        self._nodes, key = ranks.reduce(lambda: node, lambda every: (every, owner.key()))
+        self._root = folder / steps.node_name(key, node)
         self._mine = self._root / owner.desk.name
         self._node = node
         self._ranks = ranks
@@ -94,15 +104,17 @@ class LocalTier:
         self._arrived = arrived
         self._failed = failed
         self._disk = disk
-        self._nodes = ranks.reduce(lambda: node, lambda every: every)
         self._leads = self._nodes.index(node) == ranks.rank
-        self._inherited = steps.entries(self._root)
+        self._inherited: list[Path] = []
+        with contextlib.suppress(OSError):
+            self._inherited = steps.entries(self._root)
         self._pruning = threading.Lock()
         self._ordering = threading.Lock()
         self._busy = False  # this and the next are the first rank's to know
         self._waiting: Order | None = None
         self._wanted_from = 0
         self._draining: int | None = None
+        self._dead = ""  # why this rank can drain nothing any more
         self._thread: threading.Thread | None = None
 
     def writer(self, step: int) -> LocalStorageWriter:
@@ -120,7 +132,15 @@ class LocalTier:
         Args:
             saving: the ranks with the group of the thread that saves.
         """
-        if saving.reduce(lambda: None, lambda _: self._is_next(order)):
+
+        def decide(dead: list[str]) -> tuple[str, bool]:
+            problem = next(filter(None, dead), "")
+            return problem, not problem and self._is_next(order)
+
+        problem, is_next = saving.reduce(lambda: self._dead, decide)
+        if problem:
+            self._tell(order, problem, fix="start the job again: nothing is drained any more")
+        if is_next:
             self._thread = threading.Thread(
                 target=self._drain,
                 args=(order, self._thread),
@@ -133,7 +153,7 @@ class LocalTier:
         """Whether ``step`` is on its way to the remote tier, and still wanted there."""
         return step == self._draining and step >= self._wanted_from
 
-    def give_up(self, *, before: int = _NEVER) -> None:
+    def give_up(self, *, before: int) -> None:
         """Drain no step below ``before`` any more; one that is on its way is dropped."""
         self._wanted_from = before
 
@@ -142,42 +162,44 @@ class LocalTier:
         if self._thread is not None:
             self._thread.join(within_s)
             if self._thread.is_alive():
-                self.give_up()
+                wanted, self._wanted_from = self._wanted_from, _NEVER
                 self._thread.join()
+                self._wanted_from = wanted
 
     def close(self) -> None:
         """Wait for the drain; let go of the group."""
         self.wait()
         self._ranks.close()
 
-    def candidates(self, newest_turn: int) -> list[Candidate]:
-        """What can be put together from the nodes that are here, the newest first. Collective.
-
-        Args:
-            newest_turn: of the checkpoints on the remote tier. The run has gone on without what
-                earlier owners have left on the nodes.
-        """
-        found = self._ranks.reduce(self._survey, self._gathered)
-        return [one.overtaken() if one.turn < newest_turn else one for one in found]
+    def candidates(self) -> list[Candidate]:
+        """What can be put together from the nodes that are here, the newest first. Collective."""
+        return self._ranks.reduce(self._survey, self._gathered)
 
     def promote(self, candidate: Candidate, unwanted: Callable[[], bool] = lambda: False) -> None:
         """Bring a checkpoint from the nodes to the remote tier. Collective.
 
         Raises:
-            CheckpointError: it cannot be had, or not be brought there.
+            CorruptCheckpointError: it cannot be had.
+            CheckpointError: it cannot be brought there, and stays on the nodes.
         """
         if candidate.problem:
             raise CorruptCheckpointError(candidate.problem)
-        with self._owner.losing():
-            promotion.promote(
-                candidate,
-                self._root,
-                self._owner.folder,
-                desk=self._owner.desk,
-                ranks=self._ranks,
-                unwanted=unwanted,
-                disk=self._disk,
-            )
+        try:
+            with self._owner.losing():
+                promotion.promote(
+                    candidate,
+                    self._root,
+                    self._owner.folder,
+                    desk=self._owner.desk,
+                    ranks=self._ranks,
+                    unwanted=unwanted,
+                    disk=self._disk,
+                )
+        except CorruptCheckpointError:
+            raise
+        except CheckpointError:
+            self._inherited = [p for p in self._inherited if p.name != candidate.attempt]
+            raise
 
     def superseded(self, by: int, *, keep: int = KEEP) -> None:
         """Remove what is not needed now that this attempt has ``by`` on the remote tier.
@@ -197,6 +219,28 @@ class LocalTier:
             if not keep:
                 self._mine.rmdir()
                 self._root.rmdir()
+
+    def make_room(self, saving: Ranks) -> bool:
+        """Remove this attempt's own steps but the newest ``KEEP``, drained or not. Collective.
+
+        Args:
+            saving: the ranks with the group of the thread that saves.
+
+        Returns:
+            Whether there was any, on any node.
+        """
+        return saving.reduce(self._thin_out, any)
+
+    def _thin_out(self) -> bool:
+        removed = False
+        if self._leads:
+            with self._pruning, contextlib.suppress(OSError, FencedError):
+                self._owner.check()
+                for step, path in list(steps.committed(self._mine).items())[KEEP:]:
+                    if step != self._draining:
+                        steps.remove(path)
+                        removed = True
+        return removed
 
     def _survey(self) -> local.Survey:
         return local.survey(self._root, self._node)
@@ -230,7 +274,9 @@ class LocalTier:
             self._drain_one(order)
             try:
                 order = self._ranks.reduce(lambda: None, lambda _: self._following())
-            except Exception:  # noqa: BLE001 - another rank is gone, and the attempt with it
+            except Exception as error:  # noqa: BLE001 - told at every later commit
+                self._dead = f"the drain broke down: {error}"
+                self._ranks.close()  # who still waits for this rank learns of it
                 return
 
     def _drain_one(self, order: Order) -> None:
@@ -261,11 +307,13 @@ class LocalTier:
             if self._ranks.rank == 0:
                 self._emit("drain_skipped", step=order.step)
             return
-        self._emit("drain_failed", step=order.step, error=str(error))
+        fix = "free space or repair the file system of the run folder"
+        self._tell(order, str(error), fix=fix)
+
+    def _tell(self, order: Order, problem: str, *, fix: str) -> None:
+        self._emit("drain_failed", step=order.step, error=problem)
         self._failed(
             CheckpointWriteError(
-                f"step {order.step} is on the nodes' own disks alone",
-                why=str(error),
-                fix="free space or repair the file system of the run folder",
+                f"step {order.step} is on the nodes' own disks alone", why=problem, fix=fix
             )
         )

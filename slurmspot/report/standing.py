@@ -24,6 +24,7 @@ class Standing:
             between attempts; ``phase_s`` for how long.
         last_step: the highest step run; ``last_durable_step`` the highest that is safe even if
             nodes are lost; ``last_local_step`` the highest on the nodes' own disks, if any is.
+            What a restore has passed over counts no more.
         steps_lost: in all interruptions so far, each counted once the run has restored.
         failed_saves: of rank 0.
         interruptions: ends of attempts before the work was done.
@@ -70,16 +71,15 @@ def standing(events: Sequence[Event], *, now: datetime) -> Standing:
 
 
 def _last_commit(logged: Sequence[Event], *, local: bool) -> int | None:
-    return max(
-        (
-            event.step
-            for event in logged
-            if event.event == "commit"
-            and event.step is not None
-            and (event.data.get("tier") == "local") == local
-        ),
-        default=None,
-    )
+    found: list[int] = []
+    for event in logged:
+        if event.event == "restore_end" and event.rank == "0":
+            restored = event.step if event.step is not None else -1
+            found = [] if local else [step for step in found if step <= restored]
+        here = (event.data.get("tier") == "local") == local
+        if event.event == "commit" and event.step is not None and here:
+            found.append(event.step)
+    return max(found, default=None)
 
 
 def line(now: Standing) -> str:

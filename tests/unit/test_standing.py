@@ -51,10 +51,23 @@ def test_a_run_that_goes_on(events):
 
 
 def test_a_step_on_the_nodes_disks_is_not_durable(events):
-    commit = next(event for event in events if event.event == "commit")
+    commit = [event for event in events if event.event == "commit"][-1]
     local = replace(commit, step=145, data={**commit.data, "tier": "local"})
     now = standing([*events, local], now=simulated.T0 + timedelta(days=1))
     assert (now.last_durable_step, now.last_local_step, now.steps_at_risk) == (140, 145, 10)
+
+
+@pytest.mark.parametrize(("restored", "durable"), [(140, 140), (120, 120), (None, None)])
+def test_a_step_that_a_restore_did_not_find_is_safe_nowhere(events, restored, durable):
+    last = events[-1]
+    commit = [event for event in events if event.event == "commit"][-1]
+    local = replace(commit, step=145, t_ns=last.t_ns, data={**commit.data, "tier": "local"})
+    end = replace(last, event="restore_end", step=restored, t_ns=last.t_ns + 1, data={})
+    other_rank = replace(end, rank="1", t_ns=last.t_ns + 3)  # as its clock has it
+    again = replace(local, step=(restored or 0) + 5, t_ns=last.t_ns + 2)
+    for more, on_nodes in (([], None), ([again, other_rank], again.step)):
+        now = standing([*events, local, end, *more], now=simulated.T0 + timedelta(days=1))
+        assert (now.last_durable_step, now.last_local_step) == (durable, on_nodes)
 
 
 def test_an_earlier_job_that_never_opened_the_run_hides_nothing(events):

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import copied_run
 from killed_saver import Weights, die_at, fork, was_killed
 
 from slurmspot.checkpoint.checkpointer import Checkpointer
@@ -82,7 +83,7 @@ def resumed(folder, restart=1):
 def check(trial):
     """Whether the local tier made the difference."""
     moved = trial.with_name(f"{trial.name}-moved")
-    shutil.copytree(trial, moved)
+    copied_run.copy(trial, moved)
     shutil.rmtree(moved / "node")
     (moved / "node").mkdir()
     step, _ = resumed(moved)
@@ -122,7 +123,7 @@ def die_promoting(root):
         shutil.rmtree(path)
     for count in itertools.count():
         trial = root / f"promoting-{count}"
-        shutil.copytree(origin, trial)
+        copied_run.copy(origin, trial)
         (trial / "promised-remote").unlink()
 
         def work(trial=trial, count=count):

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import copied_run
 import torch
 import torch.distributed as dist
 from killed_saver import die_at, fork, was_killed
@@ -121,7 +122,9 @@ def newest(folder):
     committed = steps.committed(folder / "remote")
     remote = max((step for step, path in committed.items() if not problems_of(path)), default=0)
     best = remote
-    for path in folder.glob("n?/*/owner-*/step-????????"):
+    for path in folder.glob(
+        "n?/*/owner-*/step-*"
+    ):  # a sealed one that was killed before its commit counts
         with contextlib.suppress(CorruptCheckpointError):
             known = manifest.read(path)
             if all(found(folder, file.name, known.step, file) for file in known.files):
@@ -155,7 +158,7 @@ def resume(folder, nodes, restart=1):
 def check(trial, lost, nodes):
     """Take a node's disk away and go on. Whether half a drain made the difference."""
     folder = trial.with_name(f"{trial.name}-without-{lost}")
-    shutil.copytree(trial, folder)
+    copied_run.copy(trial, folder)
     if lost is not None:
         shutil.rmtree(folder / lost)
         (folder / lost).mkdir()
@@ -257,7 +260,7 @@ def die_mixing(root, every):
         for victim in (0, 1):
             for count in itertools.count(0, every):
                 trial = root / f"{late}-{victim}-{count}"
-                shutil.copytree(origin, trial)
+                copied_run.copy(origin, trial)
 
                 def work(rank, node, trial=trial, count=count, victim=victim):
                     if rank == victim:

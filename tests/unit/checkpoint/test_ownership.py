@@ -5,7 +5,8 @@ import os
 import pytest
 from run_script import answer_of
 
-from slurmspot.checkpoint import steps
+from slurmspot.checkpoint import manifest, steps
+from slurmspot.checkpoint.manifest import Manifest
 from slurmspot.checkpoint.ownership import Claim
 from slurmspot.errors import CheckpointWriteError, FencedError
 
@@ -103,6 +104,30 @@ def test_other_names_are_nobodys_desk(tmp_path):
     for name in ("owner-1", "owner-00000009-x-y-0-7", "owner-00000009.partial-1"):
         (tmp_path / name).mkdir()
     assert take(tmp_path).turn == 1
+
+
+def test_a_turn_is_above_those_of_the_checkpoints_too(tmp_path):
+    """A desk can be lost, or checkpoints alone be copied."""
+    for step, turn in ((1, 8), (2, 3)):
+        folder = tmp_path / steps.step_name(step)
+        folder.mkdir()
+        known = Manifest(step=step, world_size=1, files=(), metadata={"turn": turn})
+        (folder / manifest.NAME).write_bytes(manifest.dump(known))
+    (tmp_path / "step-00000003").mkdir()
+    assert take(tmp_path).turn == 9
+    assert take(tmp_path, 1).turn == 10
+
+
+def test_what_is_no_folder_is_nobodys_desk(tmp_path):
+    for number, name in enumerate(("file", "link", "loop")):
+        path = tmp_path / f"owner-0000000{number}-aaaaaaaa-aaaaaaaaaaaaaaaa-0-{name}"
+        if name == "file":
+            path.touch()
+        else:
+            path.symlink_to(tmp_path if name == "link" else path)
+    owner = take(tmp_path)
+    owner.check()
+    assert owner.turn == 1
 
 
 def test_an_attempt_that_freezes_anywhere_changes_nothing_once_another_has_the_run(memory):

@@ -18,19 +18,23 @@ from weights import Weights
 from slurmspot.checkpoint import manifest, steps
 from slurmspot.checkpoint.checkpointer import Checkpointer
 from slurmspot.checkpoint.disk import Disk
-from slurmspot.checkpoint.local import Copy, File, Survey, gathered
+from slurmspot.checkpoint.local import Copy, File, Survey, gathered, survey
 from slurmspot.checkpoint.ownership import Claim
+from slurmspot.checkpoint.pipeline import DIRECT
 from slurmspot.checkpoint.tiers import Pace
 from slurmspot.checkpoint.verify import problems_of, verify
 from slurmspot.cli.verify import command
-from slurmspot.errors import FencedError, UsageError
+from slurmspot.errors import CheckpointWriteError, FencedError, UsageError
 
 
 class Attempt:
     """One attempt of a run on one node; ``log`` has the events."""
 
-    def __init__(self, root, restart, *, node="n0", disk=None, keep=3, tiered=True):
+    def __init__(
+        self, root, restart, *, node="n0", disk=None, keep=3, tiered=True, spoil=lambda _: None
+    ):
         (root / node).mkdir(exist_ok=True)
+        spoil(root / node)
         self.log = []
         self.weights = Weights(20_000)  # every number is the step
         self.checkpointer = Checkpointer(
@@ -286,6 +290,58 @@ def test_a_node_that_comes_back_with_an_abandoned_step_is_passed_over(tmp_path):
     ]
 
 
+def test_an_abandoned_step_is_of_use_once_nothing_later_is_intact(tmp_path):
+    Attempt(tmp_path, 0, keep=1).drained(5)
+    elsewhere = Attempt(tmp_path, 1, node="n1", keep=1)
+    assert elsewhere.restore().step == 5
+    elsewhere.drained(9)
+    flip(tmp_path / "remote" / "step-00000009" / "rank-00000.h5")
+    restored = Attempt(tmp_path, 2).restore()
+    assert (restored.step, restored.tier) == (5, "local")
+    assert [step for step, _ in restored.rejected] == [9]
+
+
+def test_a_damaged_checkpoint_is_no_reason_to_abandon_a_step(tmp_path):
+    left_local(tmp_path, local=7)
+    elsewhere = Attempt(tmp_path, 2, node="n1")
+    assert elsewhere.restore().step == 1
+    elsewhere.drained(9)
+    flip(tmp_path / "remote" / "step-00000009" / "rank-00000.h5")
+    restored = Attempt(tmp_path, 3).restore()
+    assert (restored.step, restored.tier, restored.passed_over) == (7, "local", [])
+
+
+@pytest.mark.parametrize(("disk", "why"), [(Broken(), "Input/output"), (Lying(), "rank-00000.h5")])
+def test_a_remote_tier_that_takes_nothing_costs_no_step(tmp_path, disk, why):
+    left_local(tmp_path, local=9)
+    third = Attempt(tmp_path, 2, disk=disk)
+    with pytest.raises(CheckpointWriteError, match="step 9 is on the nodes' own disks") as caught:
+        third.restore()
+    assert why in caught.value.why
+    assert "free space" in caught.value.fix
+    third.checkpointer._local._disk = Disk()
+    third.drained(2)  # whoever goes on all the same
+    assert on_node(tmp_path) == [9, 2]
+
+
+def test_what_a_rename_lacks_is_whole_if_it_has_its_manifest(tmp_path):
+    """As one that is killed while it puts the same step in the place of another."""
+    left_local(tmp_path)
+    path = node_file(tmp_path, 2).parent
+    path.rename(steps.partial_of(path))
+    restored = Attempt(tmp_path, 2).restore()
+    assert (restored.step, restored.tier) == (2, "local")
+
+
+def test_what_a_save_has_not_finished_is_nothing(tmp_path):
+    left_local(tmp_path)
+    path = node_file(tmp_path, 2).parent
+    (path / manifest.NAME).unlink()
+    path.rename(steps.partial_of(path))
+    restored = Attempt(tmp_path, 2).restore()
+    assert (restored.step, restored.passed_over) == (1, [])
+
+
 def test_what_was_passed_over_goes_once_the_run_has_gone_on(tmp_path):
     left_local(tmp_path, local=9)
     flip(node_file(tmp_path, 9))
@@ -383,9 +439,136 @@ def test_a_drain_without_time_left_is_given_up(tmp_path):
     assert unfinished(tmp_path) == []
 
 
+def test_a_read_back_is_given_up_too_and_later_steps_are_drained(tmp_path):
+    class SlowToRead(Gate):
+        reads = 0
+
+        def write(self, fd, memory, offset):
+            return Disk.write(self, fd, memory, offset)
+
+        def read(self, fd, memory, offset):
+            if "remote" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+                self.reads += 1
+                self.reached.set()
+                assert self.opened.wait(30)
+            return super().read(fd, memory, offset)
+
+    disk = SlowToRead()
+    attempt = Attempt(tmp_path, 0, disk=disk)
+    attempt.weights.tensor = torch.zeros(16 << 20)  # more pieces than threads
+    attempt.save(1)
+    assert disk.reached.wait(30)
+    threading.Timer(0.2, disk.opened.set).start()
+    attempt.checkpointer.drain(within_s=0.01)
+    assert [data["step"] for data in attempt.told("drain_skipped")] == [1]
+    assert disk.reads <= DIRECT.threads
+    attempt.drained(2)
+    assert attempt.commits() == [(1, "local"), (2, "local"), (2, "remote")]
+
+
+def test_room_is_made_by_what_newer_local_steps_have_made_needless(tmp_path):
+    disk = Gate()
+    attempt = Attempt(tmp_path, 0, disk=disk)
+    attempt.save(1)
+    assert disk.reached.wait(30)
+    for step in (2, 3, 4, 5):
+        attempt.save(step)
+    local, ranks = attempt.checkpointer._local, attempt.checkpointer._ranks
+    assert local.make_room(ranks)
+    assert on_node(tmp_path) == [5, 4, 1]  # one is being drained
+    assert not local.make_room(ranks)
+    disk.opened.set()
+    attempt.checkpointer.drain()
+    assert on_remote(tmp_path) == [5, 1]
+
+
 def test_a_local_tier_needs_a_claim(tmp_path):
     with pytest.raises(UsageError):
         Checkpointer(tmp_path, {}, local=tmp_path)
+
+
+# ---------------------------------------------------------------- what people do to folders
+
+
+def test_a_copy_of_a_run_shares_nothing_with_it_on_a_node(tmp_path):
+    (tmp_path / "one").mkdir()
+    node = tmp_path / "one" / "n0"
+    left_local(tmp_path / "one", local=9)
+    (tmp_path / "two").mkdir()
+    shutil.copytree(tmp_path / "one" / "remote", tmp_path / "two" / "remote")
+    (tmp_path / "two" / "n0").symlink_to(node)  # the same disk
+    copied = Attempt(tmp_path / "two", 2)
+    assert copied.restore().step == 1
+    copied.drained(5)
+    assert on_node(tmp_path / "one") == [9, 5, 1]
+    restored = Attempt(tmp_path / "one", 2).restore()
+    assert (restored.step, restored.tier) == (9, "local")
+
+
+def test_a_run_that_begins_with_copied_steps_alone_goes_on_from_its_nodes(tmp_path):
+    for restart in range(3):
+        attempt = Attempt(tmp_path, restart)
+        attempt.restore()
+        attempt.drained(restart + 1)
+    shutil.rmtree(attempt.checkpointer._desk)
+    fork = Attempt(tmp_path, 0, disk=Broken())
+    assert fork.restore().step == 3
+    fork.drained(50)
+    restored = Attempt(tmp_path, 1).restore()
+    assert (restored.step, restored.tier, restored.passed_over) == (50, "local", [])
+
+
+def add_note(run):
+    (run / "owner-notes.txt").touch()
+
+
+def add_loop(run):
+    (run / "owner-loop").symlink_to("owner-loop")
+
+
+def be_file(run):
+    shutil.rmtree(run)
+    run.touch()
+
+
+def be_nowhere(run):
+    shutil.rmtree(run)
+    run.symlink_to("/nowhere")
+
+
+def be_file_below(run):
+    (next(run.glob("owner-*")) / "step-00000009").touch()
+
+
+@pytest.mark.parametrize("spoil", [add_note, add_loop, be_file, be_nowhere, be_file_below])
+def test_odd_things_on_a_node_do_not_stand_in_the_way_of_the_remote_tier(tmp_path, spoil):
+    Attempt(tmp_path, 0).drained(1)
+    (run,) = (tmp_path / "n0").iterdir()
+    spoil(run)
+    second = Attempt(tmp_path, 1)
+    assert second.restore().step == 1
+    second.drained(2)
+    assert second.checkpointer.failed() is None
+    assert second.commits()[-1] == (2, "remote")
+
+
+def test_a_file_in_place_of_the_local_folder_leaves_the_remote_tier(tmp_path):
+    Attempt(tmp_path, 0).drained(1)
+    shutil.rmtree(tmp_path / "n0")
+    second = Attempt(tmp_path, 1, node="n1", spoil=be_file)
+    assert second.restore().step == 1
+    second.drained(2)
+    assert second.commits() == [(2, "remote")]
+
+
+def test_why_a_disk_could_not_be_read_is_said_of_what_is_missing(tmp_path):
+    (tmp_path / "n1").touch()
+    broken = survey(tmp_path / "n1", "n1")
+    copy = Copy(attempt="a", step=5, files=(File("a", 5, "f", 10),))
+    (found,) = gathered([surveyed("n0", [copy]), broken])
+    assert found.problem == (
+        "f is neither on these nodes nor on the remote tier (n1: n1: Not a directory)"
+    )
 
 
 # ---------------------------------------------------------------- one owner
@@ -514,6 +697,18 @@ def test_parts_of_two_attempts_are_never_put_together(tmp_path, pool):
         assert (step, tier) == (1, "remote")
         assert [other for other, _ in passed_over] == [2, 2]
         assert all("is neither on these nodes" in problem for _, problem in passed_over)
+
+
+def test_a_drain_that_broke_down_is_told_at_every_later_step(tmp_path, pool):
+    for told in pool.run(4, scenario.cut_off, tmp_path, 2):
+        for step, words in enumerate(told, 1):
+            assert words.startswith(f"step {step} is on the nodes' own disks alone")
+        assert all("start the job again" in words for words in told[1:])
+
+
+def test_how_long_ranks_wait_for_each_other_can_be_chosen(pool):
+    assert pool.run(2, scenario.late, 1)[0]
+    assert not any(pool.run(2, scenario.late, 60))
 
 
 def test_ranks_and_disks_that_are_lost_at_any_moment(memory):

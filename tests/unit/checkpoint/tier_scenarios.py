@@ -1,6 +1,8 @@
 """What the ranks of test_tiers.py do. Every function runs on all ranks of one world."""
 
 import errno
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -12,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from slurmspot.checkpoint.checkpointer import Checkpointer
 from slurmspot.checkpoint.disk import Disk
 from slurmspot.checkpoint.ownership import Claim
+from slurmspot.checkpoint.ranks import Ranks
 
 
 class Broken(Disk):
@@ -115,6 +118,39 @@ def save_without_disk(root, ranks_per_node):
     save(model, checkpointer, 3)
     checkpointer.close()
     return [(data["step"], data["tier"]) for event, data in log if event == "commit"]
+
+
+class Cutting(Disk):
+    """Cuts this rank off from the others in the midst of a drain."""
+
+    def write(self, fd, memory, offset):
+        self.ranks.close()
+        return super().write(fd, memory, offset)
+
+
+def cut_off(root, ranks_per_node):
+    """What this rank is told after each step, when the drain of the first one breaks down."""
+    node = node_of(ranks_per_node)
+    (Path(root) / node).mkdir(exist_ok=True)
+    disk = Cutting() if dist.get_rank() == 1 else Disk()
+    model, checkpointer = attempt(root, 0, node, disk=disk)
+    disk.ranks = checkpointer._local._ranks
+    told = []
+    for step in (1, 2, 3):
+        save(model, checkpointer, step)
+        told.append(str(checkpointer.failed()))
+    checkpointer.close()
+    return told
+
+
+def late(timeout_s):
+    """Whether this rank gave up waiting for the second one, which takes two seconds."""
+    ranks = Ranks.every(timedelta(seconds=timeout_s))
+    try:
+        ranks.reduce(lambda: time.sleep(2 * ranks.rank), lambda _: None)
+    except RuntimeError:
+        return True
+    return False
 
 
 def remote(root, step):
