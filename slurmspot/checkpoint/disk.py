@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import logging
 import mmap
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -246,8 +246,15 @@ def _mapped(fd: int) -> Bytes | None:
         return None
 
 
-@functools.cache
+_said_of: set[int] = set()
+_saying = threading.Lock()
+
+
 def _say_once(device: int) -> None:
+    with _saying:  # several threads find it out at once
+        if device in _said_of:
+            return
+        _said_of.add(device)
     _log.info(
         "the file system on device %d:%d has no direct I/O: going through the page cache",
         os.major(device),

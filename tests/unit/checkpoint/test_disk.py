@@ -171,7 +171,7 @@ def test_reading_counts_the_bytes(tmp_path):
 
 
 def test_a_file_system_in_memory_goes_through_the_page_cache_and_says_so_once(caplog):
-    disk._say_once.cache_clear()
+    disk._said_of.clear()
     folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
     with caplog.at_level(logging.INFO):
         write(folder / "f", [noise(9000)])
@@ -209,7 +209,7 @@ def test_the_first_error_of_any_thread_is_told(tmp_path, code):
 
 @pytest.mark.usefixtures("small_pieces")
 def test_direct_io_that_is_refused_late_is_given_up_and_said_once(tmp_path, caplog):
-    disk._say_once.cache_clear()
+    disk._said_of.clear()
     contents = [noise(200_000), noise(77)]
 
     class Refusing(Disk):
