@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from slurmspot.checkpoint import steps
+from slurmspot.checkpoint import hdf5, steps
 from slurmspot.checkpoint.checkpointer import Checkpointer
 from slurmspot.checkpoint.disk import Disk
 from slurmspot.checkpoint.ownership import Claim
@@ -136,6 +136,36 @@ def test_a_notice_goes_to_the_local_tier_if_the_remote_one_refuses_it(tmp_path):
     assert attempt.commits[-1] == (10, "local")
     attempt.checkpointer.close()
     assert Attempt(tmp_path, 1).checkpointer.restore().step == 10
+
+
+def test_a_restore_makes_room_for_what_is_on_the_nodes(tmp_path):
+    before = Attempt(tmp_path, disk=Failing(lambda: True))
+    before.save(5)
+    before.checkpointer.close()
+    left = steps.begin(tmp_path / "remote" / "step-00000001")
+    after = Attempt(tmp_path, 1, disk=Failing(left.exists))
+    assert after.checkpointer.restore().step == 5
+    assert after.weights.tensor[0] == 5
+    assert not left.exists()
+
+
+def test_a_full_local_disk_keeps_the_newest_steps(tmp_path, monkeypatch):
+    """The remote tier takes nothing, so that all of them are kept as long as there is room."""
+    real = hdf5.write
+
+    def write(path, *args):
+        if len(list((tmp_path / "node").glob("*/*/step-????????"))) >= 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *args)
+
+    monkeypatch.setattr(hdf5, "write", write)
+    attempt = Attempt(tmp_path, disk=Failing(lambda: True))
+    for step in range(1, 8):
+        attempt.save(step)
+        attempt.checkpointer.drain()
+    assert attempt.commits == [(step, "local") for step in range(1, 8)]
+    kept = {path.name for path in (tmp_path / "node").glob("*/*/step-????????")}
+    assert {"step-00000006", "step-00000007"} <= kept
 
 
 def test_a_local_tier_needs_a_claim(tmp_path):
