@@ -195,7 +195,8 @@ class Owner:
         return FencedError(
             "this attempt no longer owns the run",
             why=f"attempt {self.job_id}-{self.restart} has taken it over",
-            fix="nothing, if Slurm gave this attempt's node up; else end one of the two jobs",
+            fix="nothing, if Slurm gave this attempt's node up; end one of the two jobs, if both "
+            f"run; if the cluster numbers its jobs anew since then, remove {self.desk}",
         )
 
 

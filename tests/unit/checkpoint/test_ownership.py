@@ -1,6 +1,7 @@
 """One attempt owns a run; what an earlier one still has in hand comes to nothing."""
 
 import os
+import shutil
 
 import pytest
 from run_script import answer_of
@@ -98,6 +99,15 @@ def test_a_desk_that_somebody_removed_is_missed_and_nobody_is_blamed(tmp_path):
     owner.check()
     with pytest.raises(CheckpointWriteError, match="is gone"):
         owner.dismiss(other)
+
+
+def test_a_cluster_that_numbers_its_jobs_anew_can_go_on(tmp_path):
+    former = take(tmp_path, 3)
+    with pytest.raises(FencedError, match="numbers its jobs anew") as told:
+        take(tmp_path, 0)
+    assert str(former.desk) in told.value.fix
+    shutil.rmtree(former.desk)
+    take(tmp_path, 0).check()
 
 
 def test_other_names_are_nobodys_desk(tmp_path):
