@@ -8,5 +8,6 @@ from hypothesis import settings
 settings.register_profile("slurmspot", deadline=None)
 settings.load_profile("slurmspot")
 
-# Shells have what they start in the background ignore Ctrl-C, and so would all that tests start.
+# What runs in the background ignores these, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
