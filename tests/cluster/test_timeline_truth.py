@@ -249,7 +249,7 @@ def test_accounts_asked_for_in_pages_tell_the_same(watched):
     assert [one._replace(parts=()) for one in job.attempts] == list(found[job.job_id].attempts)
     elsewhere = sacct.pages(runner, user=None, partition="ondemand", **about, wait=id)
     others = read_timeline("".join(elsewhere)).jobs
-    assert [one.name for one in others] == ["slurmspot-preemptor"]
+    assert {one.name for one in others} == {"slurmspot-preemptor"}  # an earlier test's may end late
     with pytest.raises(NotFoundError, match="no job of nobody"):
         history.of_account(user="nobody", partition=None, since=begin, until=end)
 
