@@ -5,7 +5,6 @@ Works on plain tensors and DTensors of any device; a DTensor stays one, with its
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 from typing import Any
@@ -76,9 +75,10 @@ def address(mine: torch.Tensor) -> tuple[int, int]:
 
 def sample(mine: torch.Tensor) -> torch.Tensor | None:
     """A copy of a few elements of a rank's part, on its device; None if torch cannot tell them."""
-    with torch.no_grad(), contextlib.suppress(NotImplementedError):
-        return mine.take(_middle(mine.numel(), mine.device))
-    return None
+    try:
+        return mine.detach().take(_middle(mine.numel(), mine.device))
+    except NotImplementedError:
+        return None
 
 
 def has(tensor: torch.Tensor, sampled: torch.Tensor) -> bool:
