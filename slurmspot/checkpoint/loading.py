@@ -12,7 +12,6 @@ import torch
 import xxhash
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 
 from slurmspot.checkpoint import host, memory, tagged
 from slurmspot.checkpoint.disk import aligned
@@ -250,7 +249,6 @@ def _in_place(live: torch.Tensor | None, room: torch.Tensor) -> torch.Tensor:
     """The live tensor, if what is to be loaded fits it as it is; else room for it."""
 
     def traits(tensor: torch.Tensor) -> tuple[Any, ...]:
-        cut = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
-        return tensor.device.type, tensor.dtype, tensor.shape, cut
+        return tensor.device.type, host.likeness(tensor)
 
     return room if live is None or traits(live) != traits(room) else live.detach()

@@ -115,7 +115,7 @@ def slurmd(programs: Mapping[str, str], node: str) -> Daemon:
 
 
 def start(daemon: Daemon, layout: Layout, env: Mapping[str, str]) -> None:
-    """Start it in a session of its own, so that no Ctrl-C and no hang-up of ours reaches it.
+    """Start it with setsid(2), so that no Ctrl-C and no hang-up of ours reaches it.
 
     ``setsid --fork`` leaves it to init: it holds none of our files and never becomes our zombie.
     """

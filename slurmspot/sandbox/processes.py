@@ -6,7 +6,7 @@ Three marks tell whose a process is:
 - a daemon, and a slurmstepd, works in its daemon's folder ``run/<daemon>`` (slurmstepd writes its
   title over its environment, so that cannot be asked);
 - a task carries ``SLURM_CONF`` and ``SLURMD_NODENAME``;
-- whatever else they started is their child, or in the session of one of them.
+- whatever else they started is their child, or has the setsid(2) of one of them.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def test_preemption_signals_first_and_the_job_comes_back(sandbox: Sandbox, tmp_p
 def test_vanish_takes_processes_and_local_disk_and_revive_brings_the_node_back(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    # One task hides: no environment, a session of its own.
+    # One task hides: no environment, and setsid(2).
     task = f"env -i setsid sleep 300 & touch {tmp_path}/$SLURMD_NODENAME; sleep 300"
     script = f"srun bash -c '{task}'"
     submit(sandbox, script, "--nodes=2", "--nodelist=node0,node1", "--no-requeue")
