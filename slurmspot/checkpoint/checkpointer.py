@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import xxhash
@@ -69,6 +69,7 @@ class _Save:
     stall_s: float
 
 
+_T = TypeVar("_T")
 _trainable = torch.inference_mode(mode=False)
 """Makes tensors that training can use, also where a method is called in inference mode."""
 
@@ -284,14 +285,7 @@ class Checkpointer:
         """
         self._join()
         self.drain()
-        try:
-            restored = self._restore()
-        except FencedError:
-            raise
-        except CheckpointWriteError:
-            if not self._ranks.reduce(lambda: None, lambda _: self._drop_stale()):
-                raise
-            restored = self._restore()
+        restored = self._with_room(self._restore, CheckpointWriteError)
         if restored is not None:
             self._rejected = {step for step, _ in restored.rejected} - {restored.step}
         return restored
@@ -494,16 +488,13 @@ class Checkpointer:
 
         self._writing = save.order.step
         try:
-            attempt()
+            self._with_room(attempt, CheckpointError)
         except FencedError:
             raise
         except CheckpointError:
-            if self._ranks.reduce(lambda: None, lambda _: self._drop_stale()):
-                attempt()
-            elif save.order.trigger == "notice" and self._saved_locally(save, write):
+            if save.order.trigger == "notice" and self._saved_locally(save, write):
                 return
-            else:
-                raise
+            raise
         finally:
             self._writing = None
         self._arrived(save.order, time.monotonic() - begin)
@@ -588,6 +579,17 @@ class Checkpointer:
             busy = step == self._writing or (self._local and self._local.is_draining(step))
             if step <= saved and not busy:
                 steps.remove(path)  # a drain was given up
+
+    def _with_room(self, work: Callable[[], _T], refused: type[CheckpointError]) -> _T:
+        """Do it; if the remote tier refuses it, make room there and try once more. Collective."""
+        try:
+            return work()
+        except FencedError:
+            raise
+        except refused:
+            if not self._ranks.reduce(lambda: None, lambda _: self._drop_stale()):
+                raise
+        return work()
 
     def _drop_stale(self) -> bool:
         """Make room on the remote tier; whether there was anything that nobody needs."""

@@ -126,11 +126,14 @@ def test_the_drain_of_a_step_spares_the_final_save_of_the_same_step(tmp_path, mo
     assert list(steps.committed(tmp_path / "remote")) == [5]
 
 
-def test_a_notice_goes_to_the_local_tier_if_the_remote_one_refuses_it(tmp_path):
+@pytest.mark.parametrize("leftovers", [False, True], ids=["alone", "with leftovers"])
+def test_a_notice_goes_to_the_local_tier_if_the_remote_one_refuses_it(tmp_path, leftovers):
     full = threading.Event()
     attempt = Attempt(tmp_path, disk=Failing(full.is_set))
     attempt.save(1)
     attempt.checkpointer.drain()
+    if leftovers:  # to remove them does not help
+        attempt.checkpointer._stale.add(steps.begin(tmp_path / "remote" / "step-00000001"))
     full.set()
     attempt.save(10, trigger="notice", within_s=1e6)  # time enough for the remote tier
     assert attempt.commits[-1] == (10, "local")
