@@ -77,7 +77,7 @@ def sample(mine: torch.Tensor) -> torch.Tensor | None:
     """A copy of a few elements of a rank's part, on its device; None if torch cannot tell them."""
     try:
         return mine.detach().take(_middle(mine.numel(), mine.device))
-    except NotImplementedError:
+    except NotImplementedError:  # float8, and wide unsigned integers
         return None
 
 

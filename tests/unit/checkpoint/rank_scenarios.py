@@ -333,7 +333,8 @@ def learn_of_a_failure_apart(folder, period):
                     time.sleep(0.05)
             if step == 5:  # the first rank learns of it now, when no save is due
                 removed.set()
-                time.sleep(0.2)
+                if rank == 0:
+                    assert run._checkpointer._saving.wait(30)
                 full.clear()
     return {
         step: saved_by_ranks(path)
