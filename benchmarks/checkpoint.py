@@ -459,7 +459,7 @@ def memory_figure(folder: Path, size_mib: int, repeats: int) -> Figure:
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(dir=folder) as own:
             argv = [sys.executable, __file__, "--peak", own, "--size-mib", str(size_mib)]
-            done = subprocess.run(argv, check=True, capture_output=True, text=True)
+            done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
             taken.append([int(one) / 2**20 for one in done.stdout.split()])
     ours, peer = zip(*taken, strict=True)
     return Figure(name="peak_memory", bar=1.1, ours=ours, peer=peer, unit="MiB")

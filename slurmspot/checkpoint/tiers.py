@@ -21,6 +21,7 @@ from slurmspot.checkpoint.disk import REAL, Disk
 from slurmspot.checkpoint.local import Candidate, LocalStorageWriter
 from slurmspot.checkpoint.ownership import Owner
 from slurmspot.checkpoint.ranks import Ranks
+from slurmspot.checkpoint.worker import Worker
 from slurmspot.errors import (
     CheckpointError,
     CheckpointWriteError,
@@ -115,7 +116,8 @@ class LocalTier:
         self._wanted_from = 0
         self._draining: int | None = None
         self._dead = ""  # why this rank can drain nothing any more
-        self._thread: threading.Thread | None = None
+        self._drainer = Worker("slurmspot-drain")
+        self._drained: threading.Event | None = None
 
     def writer(self, step: int) -> LocalStorageWriter:
         """What writes this node's part of ``step``."""
@@ -141,13 +143,7 @@ class LocalTier:
         if problem:
             self._tell(order, problem, fix="start the job again: nothing is drained any more")
         if is_next:
-            self._thread = threading.Thread(
-                target=self._drain,
-                args=(order, self._thread),
-                name="slurmspot-drain",
-                daemon=True,
-            )
-            self._thread.start()
+            self._drained = self._drainer.do(lambda: self._drain(order))
 
     def is_draining(self, step: int) -> bool:
         """Whether ``step`` is on its way to the remote tier, and still wanted there."""
@@ -159,12 +155,10 @@ class LocalTier:
 
     def wait(self, within_s: float | None = None) -> None:
         """Wait until nothing is left to drain; give up what is not there ``within_s`` seconds."""
-        if self._thread is not None:
-            self._thread.join(within_s)
-            if self._thread.is_alive():
-                wanted, self._wanted_from = self._wanted_from, _NEVER
-                self._thread.join()
-                self._wanted_from = wanted
+        if self._drained is not None and not self._drained.wait(within_s):
+            wanted, self._wanted_from = self._wanted_from, _NEVER
+            self._drained.wait()
+            self._wanted_from = wanted
 
     def close(self) -> None:
         """Wait for the drain; let go of the group."""
@@ -266,10 +260,8 @@ class LocalTier:
             self._busy = order is not None
         return order
 
-    def _drain(self, order: Order | None, earlier: threading.Thread | None) -> None:
+    def _drain(self, order: Order | None) -> None:
         """Drain ``order`` and whatever has come to wait meanwhile."""
-        if earlier is not None:
-            earlier.join()
         while order is not None:
             self._drain_one(order)
             try:

@@ -44,7 +44,8 @@ class Trial:
         return json.loads(self.folder.finished.read_text())
 
     def output(self):
-        return "\n".join(log.read_text() for log in self.folder.logs.glob("*_log.out"))
+        logs = [log.read_text() for log in self.folder.logs.glob("*_log.out")]
+        return "\n".join([*logs, *map(str, read_events(self.folder.events, steps=False))])
 
     def events(self, name):
         return [e for e in read_events(self.folder.events, steps=False) if e.event == name]

@@ -154,7 +154,9 @@ def test_a_notice_when_a_rank_is_dead_already(sandbox, port, baselines, tmp_path
 def test_a_time_limit_and_a_preemption_together(sandbox, port, baselines, tmp_path):
     drill = Drill(steps=60, nodes=1, metadata_port=port, hang_s=120)
     digest = baselines(drill)
-    trial = Trial(sandbox, drill, tmp_path / "run", time_min=3, lead_s=170)
+    # Slurm looks every 30 s, and warns at the last look before the time: not in the first half
+    # minute, in which the job starts.
+    trial = Trial(sandbox, drill, tmp_path / "run", time_min=2, lead_s=60)
     with Keeper(trial.job_id, interval_s=0.3) as keeper:
         hold.ask(trial.folder.hold, "warmup", None)  # the preemption finds it still there
 

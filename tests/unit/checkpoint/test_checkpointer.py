@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from run_script import answer_of
 from torch import nn
 
 from slurmspot.checkpoint import steps
@@ -476,3 +477,8 @@ def test_keeping_nothing_is_refused(tmp_path):
 def test_a_step_too_large_for_a_name(tmp_path):
     with pytest.raises(UsageError):
         Checkpointer(tmp_path, {}).save(10**8, trigger="period", meta={})
+
+
+def test_leaving_python_waits_for_the_save_in_flight(tmp_path):
+    answer_of("left_open.py", tmp_path)
+    assert [report.intact for report in verify(tmp_path)] == [True]
