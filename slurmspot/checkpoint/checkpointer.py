@@ -420,7 +420,7 @@ class Checkpointer:
         rooms = self._staging.rooms(moving)
         movers = set().union(*(part.moved_by_step() for part in self._parts.values()))
         copying = Copying(tensors, rooms, movers=movers, known=self._known, late=late)
-        return tensors | rooms, copying
+        return {**tensors, **rooms}, copying
 
     def _join(self) -> None:
         """Wait until no save is in flight."""

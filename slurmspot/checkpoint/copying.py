@@ -131,24 +131,21 @@ class Copying:
         self._known = known
         self._late: list[_Item] = []
         self._looks: list[_Item] = []
-        self._samples: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-        self._missing = set()
-        devices = set()
+        self._samples: list[tuple[str, torch.Tensor, bytes | torch.Tensor]] = []
+        self._missing = {path for path in rooms if tensors[path].is_cuda}
+        devices = {tensors[path].device for path in self._missing}
         for path, tensor in tensors.items():
             mine = host.part(tensor)
             address = host.address(mine)
             self.size_bytes += address[1]
-            if path not in rooms:
+            if (room := rooms.get(path)) is None:
                 continue
-            if tensor.is_cuda:
-                self._missing.add(path)
-                devices.add(tensor.device)
             moved = address in movers and not tensor.is_inference()
-            item = _Item(path, tensor, mine, rooms[path], _changes(tensor, mine) if moved else 0)
+            item = _Item(path, tensor, mine, room, _changes(tensor, mine) if moved else 0)
             sample = host.sample(mine) if moved and late and known.steady(path) else None
             if sample is not None:
                 self._late.append(item)
-                self._samples.append((path, item.room, sample))
+                self._samples.append((path, room, sample))
                 continue
             if moved and known.unknown(path):
                 self._looks.append(item)

@@ -5,6 +5,7 @@ Works on plain tensors and DTensors of any device; a DTensor stays one, with its
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 from typing import Any
@@ -17,6 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from slurmspot.checkpoint.dtypes import STORED_AS
 from slurmspot.errors import CheckpointWriteError
 
+_SAMPLE_BYTES = 64
 _STORABLE = {getattr(torch, name) for name in STORED_AS if hasattr(torch, name)}
 
 
@@ -73,21 +75,29 @@ def address(mine: torch.Tensor) -> tuple[int, int]:
     return mine.data_ptr(), mine.nbytes
 
 
-def sample(mine: torch.Tensor) -> torch.Tensor | None:
+def sample(mine: torch.Tensor) -> bytes | torch.Tensor | None:
     """A copy of a few elements of a rank's part, on its device; None if torch cannot tell them."""
+    if mine.is_cpu and mine.is_contiguous() and not mine.is_conj() and not mine.is_neg():
+        size = mine.nbytes
+        begin = max(0, (size - _SAMPLE_BYTES) // 2)
+        # Past torch, which takes ten times as long to make the view to read them through.
+        return ctypes.string_at(mine.data_ptr() + begin, min(size, _SAMPLE_BYTES))
     try:
         return mine.detach().take(_middle(mine.numel(), mine.device))
     except NotImplementedError:  # float8, and wide unsigned integers
         return None
 
 
-def has(tensor: torch.Tensor, sampled: torch.Tensor) -> bool:
+def has(tensor: torch.Tensor, sampled: bytes | torch.Tensor) -> bool:
     """Whether this rank's part of a tensor on the host has, bit for bit, what :func:`sample` took.
 
-    Of a tensor of that shape and type.
+    Of a tensor of that shape and type; this one is contiguous.
     """
-    found = sample(part(tensor))
-    return found is not None and content(found) == content(sampled.cpu())
+    mine = part(tensor)
+    if isinstance(sampled, bytes):
+        return sample(mine) == sampled
+    found = mine.take(_middle(mine.numel(), mine.device))
+    return content(found) == content(sampled.cpu())
 
 
 @functools.lru_cache(4096)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,14 +31,16 @@ class Staging:
 
     def __init__(self) -> None:
         self.uses = 0
-        self._rooms: dict[str, _Room] = {}
+        self._likeness: dict[str, Any] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._memory: dict[str, _Memory] = {}
 
     @property
     def size_bytes(self) -> int:
         """The memory held: what the tensors take, and up to a page for each."""
-        return sum(memory.size_bytes for memory in {room.memory for room in self._rooms.values()})
+        return sum(memory.size_bytes for memory in set(self._memory.values()))
 
-    def rooms(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def rooms(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """A host tensor for each of ``tensors``, shaped, typed and sharded like it.
 
         The same memory as before wherever it fits; what is new, such as the state that an
@@ -49,25 +50,22 @@ class Staging:
             OSError: there is no such memory.
         """
         self.uses += 1
-        self._rooms = {
-            path: room
-            for path, room in self._rooms.items()
-            if path in tensors and room.likeness == host.likeness(tensors[path])
-        }
-        if new := {path: one for path, one in tensors.items() if path not in self._rooms}:
+        likeness = {path: host.likeness(tensor) for path, tensor in tensors.items()}
+        if likeness != self._likeness:
+            self._change(tensors, likeness)
+        return self._tensors
+
+    def _change(self, tensors: Mapping[str, torch.Tensor], likeness: dict[str, Any]) -> None:
+        """Drop the memory of what is gone or of another shape, then take some for what is new."""
+        kept = [path for path, one in likeness.items() if self._likeness.get(path) == one]
+        self._likeness = {path: likeness[path] for path in kept}
+        self._tensors = {path: self._tensors[path] for path in kept}
+        self._memory = {path: self._memory[path] for path in kept}
+        if new := {path: one for path, one in tensors.items() if path not in self._tensors}:
             memory = _Memory(new)
-            for path, room in memory.rooms.items():
-                self._rooms[path] = _Room(memory, host.likeness(new[path]), room)
-        return {path: self._rooms[path].tensor for path in tensors}
-
-
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """Memory for one tensor, and that memory as a tensor like it."""
-
-    memory: _Memory
-    likeness: Any
-    tensor: torch.Tensor
+            self._likeness = likeness
+            self._tensors |= memory.rooms
+            self._memory |= dict.fromkeys(new, memory)
 
 
 class _Memory:

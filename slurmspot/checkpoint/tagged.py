@@ -162,6 +162,8 @@ def _encode(value: Any, path: str, on_tensor: OnTensor) -> Any:
     """What is neither a tensor nor plain is rare: a large state goes through the first lines."""
 
     def inner(key: Any, item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return {_KIND: "tensor", _CONTENT: on_tensor(join(path, key), item)}
         return item if _is_plain(item) else _encode(item, join(path, key), on_tensor)
 
     if isinstance(value, torch.Tensor):
