@@ -240,9 +240,10 @@ class _Loading:
 
 def _on_pages(room: torch.Tensor) -> torch.Tensor:
     """The like of ``room``, which is empty, in memory that the disk can fill directly."""
-    if type(room) is not torch.Tensor or room.nbytes < _LARGE_BYTES:
+    size_bytes = host.part(room).nbytes
+    if size_bytes < _LARGE_BYTES:
         return room
-    return torch.from_numpy(aligned(room.nbytes)).view(room.dtype).reshape(room.shape)
+    return host.onto(room, torch.from_numpy(aligned(size_bytes)))
 
 
 def _in_place(live: torch.Tensor | None, room: torch.Tensor) -> torch.Tensor:

@@ -20,9 +20,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from slurmspot.checkpoint import steps
+from slurmspot.checkpoint import loading, steps
 from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
-from slurmspot.checkpoint.disk import Disk
+from slurmspot.checkpoint.disk import Disk, aligned
 from slurmspot.checkpoint.ownership import Claim
 from slurmspot.checkpoint.storage import Hdf5StorageReader, Hdf5StorageWriter
 from slurmspot.errors import SlurmspotError, UsageError
@@ -99,6 +99,18 @@ def restore(folder, kind):
     answer = checkpointer.digest(), weights(model), after, restored
     checkpointer.close()
     return answer
+
+
+def restore_on_pages(folder, kind):
+    """As :func:`restore`, with pages of their own for small tensors too; how many had them."""
+    taken = []
+
+    def counted(size_bytes):
+        taken.append(size_bytes)
+        return aligned(size_bytes)
+
+    with mock.patch.multiple(loading, _LARGE_BYTES=1, aligned=counted):
+        return *restore(folder, kind)[:2], len(taken)
 
 
 def train_on(folder, kind):

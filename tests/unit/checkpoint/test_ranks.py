@@ -53,6 +53,9 @@ def test_fsdp_state_reshards_with_its_optimizer(pool, tmp_path, saving):
         for digest, weights, _, _ in pool.run(size, scenario.restore, tmp_path, "fsdp"):
             assert digest == saved[0][0]
             assert weights == saved[0][1]
+    for digest, weights, on_pages in pool.run(2, scenario.restore_on_pages, tmp_path, "fsdp"):
+        assert (digest, weights) == saved[0][:2]
+        assert on_pages > 3 * 6  # parameters, each with its two moments, are sharded
     # The same values arrive in a model that is not sharded at all.
     size, kind = (1, "plain") if saving > 1 else (2, "ddp")
     assert pool.run(size, scenario.restore, tmp_path, kind)[0][:2] == saved[0][:2]
