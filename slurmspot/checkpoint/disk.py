@@ -15,7 +15,7 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +185,11 @@ class InFile:
             if not count:
                 raise _truncated()
             memory, offset, left = _after(memory, count), offset + count, left - count
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Have the page cache read these (offset, size) by and by, for whoever comes later."""
+        for offset, size in ranges:
+            os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def is_cached(self, offset: int, size: int) -> bool:
         """Whether the page cache holds all of it, or is the only way. Asking reads nothing."""

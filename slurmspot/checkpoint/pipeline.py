@@ -26,8 +26,11 @@ class Crew:
     piece_bytes: int
 
 
-DIRECT = Crew(threads=8, piece_bytes=4 << 20)
+WRITING = Crew(threads=8, piece_bytes=4 << 20)
 """While some hash or copy, others keep the disk busy."""
+
+READING = Crew(threads=4, piece_bytes=1 << 20)
+"""What has just been read is hashed and copied out of a core's own cache, not out of memory."""
 
 CACHED = Crew(threads=2, piece_bytes=1 << 20)
 """In memory, a file takes one write at a time, best of what a core's own cache holds still."""
@@ -141,7 +144,7 @@ def write(file: OutFile, runs: Sequence[Run]) -> None:
         piece.hash(buffer, turn)
         file.write(memory, piece.start)
 
-    _Job(runs, move, DIRECT if file.direct else CACHED).run()
+    _Job(runs, move, WRITING if file.direct else CACHED).run()
 
 
 def read(file: InFile, runs: Sequence[Run], progress: Callable[[int], None] | None = None) -> None:
@@ -176,7 +179,7 @@ def read(file: InFile, runs: Sequence[Run], progress: Callable[[int], None] | No
 
     if runs:
         start, end = runs[0].start, runs[-1].start + runs[-1].size
-        _Job(runs, move, CACHED if file.is_cached(start, end - start) else DIRECT).run()
+        _Job(runs, move, CACHED if file.is_cached(start, end - start) else READING).run()
 
 
 class _Turn:
@@ -229,12 +232,11 @@ class _Job:
     def run(self) -> None:
         """Move everything; raise the first error of any thread."""
         helpers: list[threading.Thread] = []
-        mine = self._buffer()
-        # Where no further thread can be had, or no memory for it, fewer do it.
-        with contextlib.suppress(RuntimeError, OSError):
-            while len(helpers) < self._threads - 1:
+        mine, *others = self._buffers()
+        with contextlib.suppress(RuntimeError):  # where no further thread can be had
+            for buffer in others:
                 helper = threading.Thread(
-                    target=self._work, args=(self._buffer(),), name="slurmspot-disk", daemon=True
+                    target=self._work, args=(buffer,), name="slurmspot-disk", daemon=True
                 )
                 helper.start()
                 helpers.append(helper)
@@ -244,8 +246,21 @@ class _Job:
         if self.error is not None:
             raise self.error
 
-    def _buffer(self) -> Bytes:
-        return aligned(self._piece_bytes, inherited=False)
+    def _buffers(self) -> list[Bytes]:
+        """One a thread; fewer where memory is short.
+
+        Cut from one piece: to map more memory, one would wait for the transfers that have begun.
+        """
+        threads = self._threads
+        while True:
+            try:
+                whole = aligned(threads * self._piece_bytes, inherited=False)
+            except OSError:
+                if threads == 1:
+                    raise
+                threads //= 2
+            else:
+                return np.split(whole, threads)
 
     def _work(self, buffer: Bytes) -> None:
         try:

@@ -24,7 +24,7 @@ from slurmspot.checkpoint import manifest, reading, steps
 from slurmspot.checkpoint.disk import BLOCK_BYTES, REAL, Disk, InFile, OutFile, aligned
 from slurmspot.checkpoint.local import Candidate
 from slurmspot.checkpoint.manifest import DataFile, Manifest
-from slurmspot.checkpoint.pipeline import DIRECT
+from slurmspot.checkpoint.pipeline import WRITING
 from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.verify import problems_of
 from slurmspot.errors import (
@@ -168,8 +168,8 @@ def _copy(
             raise CorruptCheckpointError(f"{file.name} is not of the size that was saved")
         written = OutFile(target / file.name, file.size_bytes, disk)
         try:
-            buffer = aligned(DIRECT.piece_bytes, inherited=False)
-            for start in range(0, file.size_bytes, DIRECT.piece_bytes):
+            buffer = aligned(WRITING.piece_bytes, inherited=False)
+            for start in range(0, file.size_bytes, WRITING.piece_bytes):
                 look()
                 blocks = -(-(file.size_bytes - start) // BLOCK_BYTES)
                 memory = [buffer[: blocks * BLOCK_BYTES]]

@@ -85,7 +85,9 @@ def read(
         rest = xxhash.xxh3_128()
         runs = [check.run() for check in checks if check.dataset.size_bytes]
         if whole:
-            runs += [Run(start=start, size=size, digest=rest) for start, size in file.gaps()]
+            gaps = file.gaps()
+            opened.expect(gaps)  # HDF5 will want them
+            runs += [Run(start=start, size=size, digest=rest) for start, size in gaps]
         try:
             pipeline.read(opened, sorted(runs, key=lambda run: run.start), progress)
         except OSError as error:

@@ -93,12 +93,8 @@ def _find(path: Path) -> list[Path]:
 
 
 def _report(path: Path, progress: Progress | None) -> CheckpointReport:
-    problems = problems_of(path, progress=progress)
+    known, problems = _check(path, progress=progress)
     step = steps.step_of(path)
-    try:
-        known = manifest.read(path)
-    except CorruptCheckpointError:
-        known = None
     node = steps.node_of(path)
     return CheckpointReport(
         path=path,
@@ -126,10 +122,17 @@ def problems_of(
         part: with ``parts``, read only every parts-th file, starting at this one, so that ranks
             can share the work. The manifest and the list of files are always checked.
     """
+    return _check(path, part=part, parts=parts, progress=progress)[1]
+
+
+def _check(
+    path: Path, *, part: int = 0, parts: int = 1, progress: Progress | None = None
+) -> tuple[Manifest | None, list[Problem]]:
+    """The manifest, unless that is what is wrong, and all problems."""
     try:
         known = manifest.read(path)
     except CorruptCheckpointError as error:
-        return [Problem(file=manifest.NAME, dataset=None, problem=error.what)]
+        return None, [Problem(file=manifest.NAME, dataset=None, problem=error.what)]
     problems = listing_problems(path, known)
     for file in _here(path, known)[part::parts]:
         found = reading.read(path, file, {}, whole=True, progress=progress)
@@ -137,7 +140,7 @@ def problems_of(
             Problem(file=file.name, dataset=name, problem=text)
             for name, text in hdf5.structure_problems(path / file.name, file)
         ]
-    return problems
+    return known, problems
 
 
 def listing_problems(path: Path, known: Manifest) -> list[Problem]:

@@ -66,7 +66,7 @@ def folder(request, tmp_path):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    for crew in ("DIRECT", "CACHED"):
+    for crew in ("WRITING", "READING", "CACHED"):
         monkeypatch.setattr(pipeline, crew, SMALL)
 
 
@@ -121,8 +121,8 @@ sizes = st.one_of(
 def test_what_is_written_is_what_is_read(pieces, wanted, how, tmp_path_factory):
     direct, warm, most = how
     shifts = [shift for _, shift in pieces]
-    before = pipeline.DIRECT, pipeline.CACHED
-    pipeline.DIRECT = pipeline.CACHED = SMALL
+    before = pipeline.WRITING, pipeline.READING, pipeline.CACHED
+    pipeline.WRITING = pipeline.READING = pipeline.CACHED = SMALL
     try:
         path = tmp_path_factory.mktemp("io") / "f"
         contents = []
@@ -158,7 +158,7 @@ def test_what_is_written_is_what_is_read(pieces, wanted, how, tmp_path_factory):
             assert run.digest.hexdigest() == found[i][1]
         assert path.read_bytes() == whole
     finally:
-        pipeline.DIRECT, pipeline.CACHED = before
+        pipeline.WRITING, pipeline.READING, pipeline.CACHED = before
 
 
 def test_reading_counts_the_bytes(tmp_path):
@@ -293,18 +293,18 @@ def test_what_the_page_cache_holds_is_known_and_not_read_by_asking(tmp_path, ker
 
 
 def test_where_memory_is_short_fewer_threads_do_it(folder, small_pieces, monkeypatch):
-    buffers = []
+    asked = []
 
-    def scarce(*args, **options):
-        if len(buffers) == 2:
+    def scarce(size_bytes, **options):
+        asked.append(size_bytes)
+        if len(asked) < 3:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        buffers.append(disk.aligned(*args, **options))
-        return buffers[-1]
+        return disk.aligned(size_bytes, **options)
 
     monkeypatch.setattr(pipeline, "aligned", scarce)
     content = noise(64 * BLOCK_BYTES + 1)
     ((_, digest),) = write(folder / "f", [content])
-    assert len(buffers) == 2
+    assert asked == [asked[0], asked[0] // 2, asked[0] // 4]
     assert (folder / "f").read_bytes() == content.tobytes()
     assert digest == xxhash.xxh3_128_hexdigest(content)
 

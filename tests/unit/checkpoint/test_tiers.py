@@ -20,7 +20,7 @@ from slurmspot.checkpoint.checkpointer import Checkpointer
 from slurmspot.checkpoint.disk import Disk
 from slurmspot.checkpoint.local import Copy, File, Survey, gathered, survey
 from slurmspot.checkpoint.ownership import Claim
-from slurmspot.checkpoint.pipeline import DIRECT
+from slurmspot.checkpoint.pipeline import READING
 from slurmspot.checkpoint.tiers import Pace
 from slurmspot.checkpoint.verify import problems_of, verify
 from slurmspot.cli.verify import command
@@ -461,7 +461,7 @@ def test_a_read_back_is_given_up_too_and_later_steps_are_drained(tmp_path):
     threading.Timer(0.2, disk.opened.set).start()
     attempt.checkpointer.drain(within_s=0.01)
     assert [data["step"] for data in attempt.told("drain_skipped")] == [1]
-    assert disk.reads <= DIRECT.threads
+    assert disk.reads <= READING.threads
     attempt.drained(2)
     assert attempt.commits() == [(1, "local"), (2, "local"), (2, "remote")]
 
