@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import logging
 import os
 import shutil
@@ -386,6 +387,11 @@ class Engines:
         self._settle_dcp(saving)
         return waited
 
+    def stall_dcp_anew(self) -> float:
+        """The same where the allocator has given the memory of the copy before back."""
+        ctypes.CDLL(None).malloc_trim(0)
+        return self.stall_dcp()
+
     def period(self, steps: int, save: Callable[[], Any], settle: Callable[[Any], None]) -> float:
         """Seconds that one period of training takes, a checkpoint at its start included."""
 
@@ -412,8 +418,10 @@ def training_figures(
 ) -> Iterator[Figure]:
     """What a checkpoint costs a training that goes on."""
     engines = Engines(folder, size_mib, step_s)
-    t = take_turns(repeats, {"ours": engines.stall, "dcp": engines.stall_dcp})
+    stalls = {"ours": engines.stall, "dcp": engines.stall_dcp, "anew": engines.stall_dcp_anew}
+    t = take_turns(repeats, stalls)
     yield Figure(name="stall_vs_dcp_async", bar=0.02, ours=t["ours"], peer=t["dcp"])
+    yield Figure(name="stall_vs_dcp_async_anew", bar=None, ours=t["ours"], peer=t["anew"])
     t = take_turns(repeats, engines.periods(max(1, round(period_s / step_s))))
     added = {
         name: [max(0.0, one - plain) for one, plain in zip(t[name], t["plain"], strict=True)]

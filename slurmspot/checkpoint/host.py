@@ -80,7 +80,7 @@ def sample(mine: torch.Tensor) -> bytes | torch.Tensor | None:
     if mine.is_cpu and mine.is_contiguous() and not mine.is_conj() and not mine.is_neg():
         size = mine.nbytes
         begin = max(0, (size - _SAMPLE_BYTES) // 2)
-        # Past torch, which takes ten times as long to make the view to read them through.
+        # Past torch: to make the view to read them through takes longer than all of this.
         return ctypes.string_at(mine.data_ptr() + begin, min(size, _SAMPLE_BYTES))
     try:
         return mine.detach().take(_middle(mine.numel(), mine.device))

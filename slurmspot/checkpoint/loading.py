@@ -17,7 +17,6 @@ from slurmspot.checkpoint import host, memory, tagged
 from slurmspot.checkpoint.disk import aligned
 from slurmspot.checkpoint.manifest import Manifest
 from slurmspot.checkpoint.objects import Part, Saved
-from slurmspot.checkpoint.pipeline import READING
 from slurmspot.checkpoint.ranks import Ranks
 from slurmspot.checkpoint.state import State, differences, take
 from slurmspot.checkpoint.steps import committed
@@ -197,7 +196,7 @@ class _Loading:
             part, key = self._parts[name], self._key(name)
             live = take(key, part.state())
             loose = part.loose(key) if record.scope == "sharded" else set()
-            fingerprint = live.fingerprint(without=loose, known=live.hashes(READING.threads))
+            fingerprint = live.fingerprint(without=loose, known=live.hashes())
             if record.scope == "per_rank":
                 same = fingerprint == record.fingerprints[self._ranks.rank]
             else:

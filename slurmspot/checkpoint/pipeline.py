@@ -254,13 +254,11 @@ class _Job:
         threads = self._threads
         while True:
             try:
-                whole = aligned(threads * self._piece_bytes, inherited=False)
+                return np.split(aligned(threads * self._piece_bytes, inherited=False), threads)
             except OSError:
                 if threads == 1:
                     raise
                 threads //= 2
-            else:
-                return np.split(whole, threads)
 
     def _work(self, buffer: Bytes) -> None:
         try:

@@ -18,6 +18,7 @@ from slurmspot.checkpoint import host, tagged
 from slurmspot.errors import CheckpointWriteError
 
 _LARGE_BYTES = 1 << 20  # what is worth a thread
+_HASHING_THREADS = 8
 _PLAIN = frozenset({torch.Tensor, nn.Parameter})
 
 
@@ -51,11 +52,11 @@ class State:
         """Paths of the tensors of which every rank holds a part."""
         return frozenset(path for path, one in self.tensors.items() if isinstance(one, DTensor))
 
-    def hashes(self, threads: int) -> dict[str, str]:
+    def hashes(self) -> dict[str, str]:
         """By path, the XXH3-128 of the bytes of this rank's part of each large tensor."""
         tensors = self.tensors.items()
         large = {path: one for path, one in tensors if host.part(one).nbytes >= _LARGE_BYTES}
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(_HASHING_THREADS) as pool:
             return dict(zip(large, pool.map(host.content_hash, large.values()), strict=True))
 
     def fingerprint(
