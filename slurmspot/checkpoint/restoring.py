@@ -4,12 +4,16 @@ What the nodes that are here hold is looked at first. If it is newer, and each o
 had, from a node or from a drain that was cut short, it is brought to the remote tier and then
 loaded from there like any other: there is one way to load.
 
+What does not verify is read once more before it is given up: network file systems have their
+moments (a stale handle, a server that fails over), and an older step costs work.
+
 What an attempt has left on the nodes' disks is not wanted once a later one has gone on without it.
 That holds as long as some checkpoint of a later one is intact: such a step waits for all of them.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmspot.checkpoint import loading, steps
+from slurmspot.checkpoint.loading import Loaded
 from slurmspot.checkpoint.local import Candidate, turn_at
 from slurmspot.checkpoint.objects import Part
 from slurmspot.checkpoint.ranks import Ranks
@@ -70,6 +75,7 @@ class _Choice:
         return self.candidate is not None and other.candidate is None and self.turn < other.turn
 
 
+_log = logging.getLogger("slurmspot.checkpoint")
 _OVERTAKEN = "an earlier attempt has left it, and the run has gone on without it"
 
 
@@ -123,7 +129,7 @@ def restore(
             promoted(step)
         path = folder / steps.step_name(step)
         try:
-            loaded = loading.load(path, parts, ranks=ranks, per_rank=per_rank)
+            loaded = _load(path, parts, ranks=ranks, per_rank=per_rank)
         except CorruptCheckpointError as error:
             rejected.append((step, error.why or error.what))
             continue
@@ -148,6 +154,18 @@ def restore(
             fix="move them away to begin again from the first step",
         )
     return None
+
+
+def _load(
+    path: Path, parts: Mapping[str, Part], *, ranks: Ranks, per_rank: frozenset[str]
+) -> Loaded:
+    """Load the checkpoint at ``path``; one that does not verify gets a second chance."""
+    try:
+        return loading.load(path, parts, ranks=ranks, per_rank=per_rank)
+    except CorruptCheckpointError as error:
+        if ranks.rank == 0:
+            _log.warning("%s: %s; reading it once more", path, error.why or error.what)
+    return loading.load(path, parts, ranks=ranks, per_rank=per_rank)
 
 
 def _choices(folder: Path, ranks: Ranks, local: LocalTier | None) -> list[_Choice]:

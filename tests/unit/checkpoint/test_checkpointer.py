@@ -1,3 +1,4 @@
+import errno
 import random
 import threading
 from collections import deque
@@ -10,6 +11,7 @@ from torch import nn
 
 from slurmspot.checkpoint import steps
 from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
+from slurmspot.checkpoint.disk import REAL
 from slurmspot.checkpoint.verify import verify
 from slurmspot.errors import (
     CheckpointWriteError,
@@ -340,6 +342,35 @@ def test_damaged_checkpoints_are_passed_over_and_later_replaced(tmp_path):
     save(second, 3)
     assert committed(tmp_path) == [3, 2]
     assert all(report.intact for report in verify(tmp_path))
+
+
+@pytest.mark.parametrize("moment", ["stale", "wrong"])
+def test_what_cannot_be_read_for_a_moment_is_not_given_up(tmp_path, monkeypatch, caplog, moment):
+    holder = Holder(t=torch.zeros(1000))
+    checkpointer = Checkpointer(tmp_path, {"holder": holder})
+    for step in (1, 2):
+        holder.state["t"] = torch.full((1000,), float(step))
+        save(checkpointer, step)
+    real = REAL.read
+    failed = []
+
+    def read(fd, memory, offset):
+        if not failed:
+            failed.append(offset)
+            if moment == "stale":
+                raise OSError(errno.ESTALE, "Stale file handle")
+            count = real(fd, memory, offset)
+            memory[0][: memory[0].size] ^= 1
+            return count
+        return real(fd, memory, offset)
+
+    monkeypatch.setattr(REAL, "read", read)
+    other = Holder()
+    restored = Checkpointer(tmp_path, {"holder": other}).restore()
+    assert failed
+    assert (restored.step, restored.rejected) == (2, [])
+    assert other.state["t"].eq(2).all()
+    assert "reading it once more" in caplog.text
 
 
 def test_a_folder_with_nothing_intact_is_not_taken_for_an_empty_one(tmp_path):
