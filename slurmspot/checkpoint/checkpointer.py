@@ -17,7 +17,7 @@ from slurmspot.checkpoint import host, loading, restoring, saving, steps
 from slurmspot.checkpoint.copying import Copying, Steadiness
 from slurmspot.checkpoint.disk import REAL, Disk
 from slurmspot.checkpoint.local import TURN
-from slurmspot.checkpoint.objects import parts
+from slurmspot.checkpoint.objects import ModulePart, OptimizerPart, parts
 from slurmspot.checkpoint.ownership import Claim
 from slurmspot.checkpoint.random_state import RandomState
 from slurmspot.checkpoint.ranks import Ranks
@@ -333,18 +333,34 @@ class Checkpointer:
             part.load((state.copy() if part.keeps else state).whole())
             part.put_back_extras(held.extras[name])
 
-    def digest(self, names: Iterable[str] = ("model", "optimizer")) -> str:
+    def digest(self, names: Iterable[str] | None = None) -> str:
         """XXH3-128, in hexadecimal, over name, type, shape and bytes of all tensors of ``names``.
 
         Equal for bitwise equal states, on whatever device and however sharded; names that are not
         registered are left out. Collective if any tensor is sharded.
+
+        Args:
+            names: default: every model and optimizer; all that ranks share where there is none.
+
+        Returns:
+            An empty text if there is no tensor at all: then there is nothing to compare.
         """
+        tensors = [
+            (path, tensor)
+            for name in (self._weighty() if names is None else names)
+            if name in self._parts
+            for path, tensor in sorted(self._take(name).tensors.items())
+        ]
         summed = xxhash.xxh3_128()
-        for name in names:
-            if name in self._parts:
-                for path, tensor in sorted(self._take(name).tensors.items()):
-                    summed.update(host.digest(path, tensor, whole=True))
-        return summed.hexdigest()
+        for path, tensor in tensors:
+            summed.update(host.digest(path, tensor, whole=True))
+        return summed.hexdigest() if tensors else ""
+
+    def _weighty(self) -> list[str]:
+        """What a training is for: the models and optimizers, by whatever name."""
+        kinds = (ModulePart, OptimizerPart)
+        found = [name for name, part in self._parts.items() if isinstance(part, kinds)]
+        return sorted(found or self._parts.keys() - self._per_rank)
 
     def close(self) -> None:
         """Wait for the save and the drain in flight; let go of optimizers, memory and groups."""

@@ -30,7 +30,7 @@ from slurmspot.runfolder import RunFolder
 
 _Decorator = Callable[[Any], Any]
 
-_MACHINERY: list[_Decorator] = [
+MACHINERY: list[_Decorator] = [
     click.option(
         "--backend",
         type=click.Choice(["scontrol", "pyslurm"]),
@@ -62,7 +62,7 @@ _COMMON: list[_Decorator] = [
         help="RUN may be somebody else's, or a bare job id. The journal of what has to be given "
         "back is then the folder slurmspot-drill-JOBID here, which `undo` takes for its RUN.",
     ),
-    *_MACHINERY,
+    *MACHINERY,
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 ]
 _WINDOW = click.option("--window-s", type=float, help="Seconds that the notice leaves.")
@@ -95,7 +95,7 @@ _OWN: dict[str, list[_Decorator]] = {
 _NAMES = {"slurm": "preempt"}
 
 
-def _with(decorators: Sequence[_Decorator]) -> _Decorator:
+def all_of(decorators: Sequence[_Decorator]) -> _Decorator:
     """All of them, the first one outermost, as if written above a function."""
     return lambda function: reduce(lambda f, decorate: decorate(f), reversed(decorators), function)
 
@@ -135,14 +135,14 @@ def _verb(profile: str) -> None:
             job_id=job_id,
             any_job=any_job,
             dry=dry_run,
-            **_machinery(backend, terminate_command, dry_run=dry_run),
+            **machinery(backend, terminate_command, dry_run=dry_run),
         )
         injection = injector.inject(fault.aimed(Aim()) if dry_run else fault)
         if not dry_run:
             _show(injection, as_json)
 
     name, summary = _NAMES.get(profile, profile), PROFILES[profile].summary
-    decorated = _with([*_COMMON, *_OWN.get(profile, [])])(verb)
+    decorated = all_of([*_COMMON, *_OWN.get(profile, [])])(verb)
     command.command(name, help=f"{summary[0].upper()}{summary[1:]}.")(decorated)
 
 
@@ -156,7 +156,7 @@ for _profile in PROFILES:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def undo(run: Path, terminate_command: str | None, as_json: bool) -> None:
     """Give back what an injector that died had taken: nodes, held jobs."""
-    injector = Injector(RunFolder.open(run), **_machinery("scontrol", terminate_command))
+    injector = Injector(RunFolder.open(run), **machinery("scontrol", terminate_command))
     done = injector.undo()
     if as_json:
         print_json({"undone": done})
@@ -178,7 +178,7 @@ def undo(run: Path, terminate_command: str | None, as_json: bool) -> None:
 @click.option(
     "--follow/--no-follow", default=True, show_default=True, help="Lift the requeue backoff."
 )
-@_with(_MACHINERY)
+@all_of(MACHINERY)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def campaign(
     file: Path,
@@ -201,7 +201,7 @@ def campaign(
 
     def hand(folder: RunFolder) -> Callable[[Wait], Injector]:
         return lambda wait: Injector(
-            folder, any_job=any_job, wait=wait, **_machinery(backend, terminate_command)
+            folder, any_job=any_job, wait=wait, **machinery(backend, terminate_command)
         )
 
     with ExitStack() as stack:
@@ -230,7 +230,7 @@ def _victim(run: Path, *, any_job: bool) -> tuple[RunFolder, str | None]:
     return RunFolder.open(run), None
 
 
-def _machinery(
+def machinery(
     backend: str, terminate_command: str | None, *, dry_run: bool = False
 ) -> dict[str, Any]:
     """The injector's hands: how it talks to Slurm and how it ends machines."""

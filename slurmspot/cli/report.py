@@ -79,7 +79,7 @@ def command(
         notes=notes,
     )
     if output is not None:
-        _write_page(document, output)
+        write_page(document, output)
     if as_json:
         print_json(_json(document, reports))
     else:
@@ -89,7 +89,12 @@ def command(
     return 1 if document.unpriced else 0
 
 
-def _write_page(document: Document, output: Path) -> None:
+def write_page(document: Document, output: Path) -> None:
+    """Write the document as one self-contained HTML file.
+
+    Raises:
+        UsageError: jinja2 is not installed, or the file cannot be written.
+    """
     try:
         from slurmspot.report.html import write_html  # noqa: PLC0415  jinja2 is an extra
     except ModuleNotFoundError:

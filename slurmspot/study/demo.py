@@ -10,8 +10,6 @@ import json
 import os
 import shutil
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,15 +17,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmspot.cluster import scontrol, submit
+from slurmspot.cluster import scontrol
 from slurmspot.cluster.spec import Spec
-from slurmspot.cluster.watch import Sighting, follow
 from slurmspot.cost.bill import gpu_hours, savings
 from slurmspot.cost.prices import Prices, load_prices
-from slurmspot.errors import SlurmspotError
-from slurmspot.events import last_step
 from slurmspot.faults.injector import Injection, Injector
-from slurmspot.job.rank import RankCommand
 from slurmspot.report import history
 from slurmspot.report.compose import build_document
 from slurmspot.report.document import RunReport
@@ -36,14 +30,13 @@ from slurmspot.report.html import write_html
 from slurmspot.report.table import duration, render
 from slurmspot.runfolder import RunFolder
 from slurmspot.sandbox import Sandbox
+from slurmspot.study.runs import Follower, Say, launch
 from slurmspot.timeline.recovery import interruptions
 
 _GPT = Path(__file__).parents[2] / "training" / "gpt.py"
 _HEARTBEAT_S = 5.0
 _FOLLOW_S = 0.5
 _DEADLINE_S = 300.0
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +145,15 @@ def _carry_out(
     say: Say,
     sandbox: Sandbox | None = None,
 ) -> Finished:
-    windows = submit.check(spec)
-    job_id = submit.submit(spec, folder, windows, RankCommand.of(spec))
+    job_id = launch(spec, folder)
     say(f"{spec.name}: job {job_id} on {spec.nodes} nodes of partition {spec.partition}")
-    follower = _Follower(folder, job_id, lambda text: say(f"{spec.name}: {text}"))
+    follower = Follower(
+        folder,
+        job_id,
+        lambda text: say(f"{spec.name}: {text}"),
+        interval_s=_FOLLOW_S,
+        heartbeat_s=_HEARTBEAT_S,
+    )
     follower.start()
     injector = Injector(folder, machines=sandbox)
     actions: dict[str, Callable[[], Injection]] = {
@@ -174,50 +172,6 @@ def _carry_out(
         final=json.loads(folder.finished.read_text()),
         injections=tuple(done),
     )
-
-
-class _Follower(threading.Thread):
-    """Follows one job, lifts its backoff, and says how it goes."""
-
-    def __init__(self, folder: RunFolder, job_id: str, say: Say) -> None:
-        super().__init__(name=f"follow-{job_id}", daemon=True)
-        self._folder = folder
-        self._job_id = job_id
-        self._say = say
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        shown, shown_at = "", 0.0
-        try:
-            for sighting in follow(self._job_id, interval_s=_FOLLOW_S):
-                text = self._describe(sighting)
-                changed = text.partition(",")[0] != shown.partition(",")[0]
-                if changed or time.monotonic() - shown_at > _HEARTBEAT_S:
-                    self._say(text)
-                    shown, shown_at = text, time.monotonic()
-        except SlurmspotError as error:
-            self._error = error
-
-    def _describe(self, sighting: Sighting) -> str:
-        state = "gone" if sighting.job is None else sighting.job.state.lower()
-        step = last_step(self._folder.events)
-        words = state if step is None else f"{state}, step {step}"
-        return f"{words} - {sighting.action}" if sighting.action else words
-
-    def join_or_fail(self, deadline_s: float) -> None:
-        """Wait for the end of the job.
-
-        Raises:
-            SlurmspotError: it took too long, or ended without finishing the run.
-        """
-        self.join(deadline_s)
-        if self._error is not None:
-            raise self._error
-        if not self._folder.finished.exists():
-            raise SlurmspotError(
-                f"job {self._job_id} did not finish its run",
-                fix=f"its output is in {self._folder.logs}",
-            )
 
 
 @contextmanager

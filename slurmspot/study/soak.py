@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmspot.cluster import scontrol, submit
+from slurmspot.cluster import scontrol
 from slurmspot.cluster.spec import Spec
 from slurmspot.errors import SlurmspotError
 from slurmspot.events import Event, read_events
@@ -30,11 +30,11 @@ from slurmspot.faults.injector import Injector
 from slurmspot.faults.keeper import Keeper
 from slurmspot.faults.machines import SandboxMachines
 from slurmspot.faults.record import Record
-from slurmspot.job.rank import RankCommand
 from slurmspot.report import history
 from slurmspot.runfolder import RunFolder
 from slurmspot.sandbox import Sandbox, processes
 from slurmspot.sandbox.ports import reserved
+from slurmspot.study.runs import launch
 
 _GPT = Path(__file__).parents[2] / "training" / "gpt.py"
 _TINY = ("--channels", "16", "--layers", "1", "--context", "16", "--global-batch", "4")
@@ -96,11 +96,6 @@ class Drill:
             metadata_url=f"http://127.0.0.1:{self.metadata_port}/%n",
             hang_s=self.hang_s if spot else 0,
         )
-
-
-def launch(spec: Spec, folder: RunFolder) -> str:
-    """Submit a run; the id of its job."""
-    return submit.submit(spec, folder, submit.check(spec), RankCommand.of(spec))
 
 
 def undisturbed(drill: Drill, folder: RunFolder) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from slurmspot.faults.injector import Injector
 from slurmspot.faults.machines import SandboxMachines
 from slurmspot.report import history
 from slurmspot.runfolder import RunFolder
-from slurmspot.study.soak import launch
+from slurmspot.study.runs import launch
 
 ROOT = Path(__file__).parents[2]
 EVALUATING = (sys.executable, str(ROOT / "tests" / "cluster" / "evaluating.py"))

@@ -1,0 +1,144 @@
+"""Spot runs side by side with their baseline: collected, in a table, on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+from pathlib import Path
+from typing import Any
+
+from slurmspot.cost.prices import Prices
+from slurmspot.report import history
+from slurmspot.report.compose import build_document
+from slurmspot.report.costs import percent
+from slurmspot.report.document import Document, RunReport
+from slurmspot.report.history import History
+from slurmspot.report.table import duration, render
+from slurmspot.runfolder import RunFolder
+from slurmspot.study import evidence
+from slurmspot.study.acceptance import Evidence, Finding, Terms, judge, row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One run: where it lies, its history, and what that tells."""
+
+    folder: RunFolder
+    history: History
+    evidence: Evidence
+
+    def report(self, *, baseline: bool) -> RunReport:
+        """The run as it enters a page."""
+        return RunReport(
+            label=self.evidence.label,
+            jobs=self.history.timeline.jobs,
+            events=self.history.events,
+            outages=self.history.outages,
+            baseline=baseline,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A baseline and the spot runs that are compared with it."""
+
+    baseline: Compared
+    spot: Sequence[Compared]
+    prices: Prices
+
+    @classmethod
+    def of(
+        cls,
+        baseline: RunFolder,
+        spot: Sequence[RunFolder],
+        *,
+        prices: Prices,
+        sacct_file: Path | None = None,
+        tz: tzinfo | None = None,
+    ) -> Comparison:
+        """Ask the cluster, or a saved text of sacct, about all runs; no checkpoint is read.
+
+        Raises:
+            NotFoundError, UsageError: the text cannot be used, or knows none of a run's jobs.
+            SlurmError: the cluster cannot be asked.
+        """
+        now = datetime.now().astimezone()
+        names = [folder.path.name for folder in (baseline, *spot)]
+
+        def one(folder: RunFolder, *, on_demand: bool = False) -> Compared:
+            known = history.of_run(folder, sacct_file=sacct_file, tz=tz)
+            name = folder.path.name
+            label = name if names.count(name) == 1 else str(folder.path)
+            told = evidence.of_run(
+                folder, known, label=label, prices=prices, on_demand=on_demand, now=now
+            )
+            return Compared(folder=folder, history=known, evidence=told)
+
+        return cls(
+            baseline=one(baseline, on_demand=True), spot=tuple(map(one, spot)), prices=prices
+        )
+
+    @property
+    def every(self) -> Sequence[Compared]:
+        """All runs, the baseline first."""
+        return (self.baseline, *self.spot)
+
+    def judged(
+        self, terms: Terms, *, progress: Callable[[int], None] | None = None
+    ) -> list[Finding]:
+        """Verify every byte of all checkpoints, and say what holds.
+
+        Args:
+            progress: called with the number of bytes just read, by any thread.
+        """
+        baseline, *spot = (
+            evidence.with_integrity(one.evidence, one.folder, one.history, progress=progress)
+            for one in self.every
+        )
+        return judge(baseline, spot, terms)
+
+    def rows(self, terms: Terms) -> list[dict[str, Any]]:
+        """Each run in numbers; see :func:`slurmspot.study.acceptance.row`."""
+        return [row(one.evidence, self.baseline.evidence, terms) for one in self.every]
+
+    def document(self) -> Document:
+        """The page about all of them."""
+        return build_document(
+            "Spot runs beside an undisturbed baseline",
+            [one.report(baseline=one is self.baseline) for one in self.every],
+            generated=datetime.now().astimezone(),
+            prices=self.prices,
+            notes=[note for one in self.every for note in one.history.timeline.notes],
+        )
+
+
+def table(rows: Sequence[dict[str, Any]], terms: Terms) -> str:
+    """Rows for a terminal."""
+    metric = terms.metric.upper()
+    costs = ("GPU HOURS", "COST", "SAVING", metric)
+    numbers = ("PERIOD", "INTERRUPTED", "BACK", "STEPS LOST", "RPO", "RTO", *costs)
+    cells = [
+        (
+            one["run"],
+            duration(one["period_s"]),
+            str(one["interruptions"]),
+            str(one["recovered"]),
+            f"{one['steps_lost']:.0f}",
+            duration(one["rpo_max_s"]),
+            duration(one["rto_median_s"]),
+            "-" if one["gpu_hours"] is None else f"{one['gpu_hours']:.3g}",
+            f"{one['cost']:.2f} {one['currency']}",
+            percent(one["saving"]),
+            "-" if one["final"] is None else f"{one['final']:.4g}",
+            (one["digest"] or "-")[:12],
+        )
+        for one in rows
+    ]
+    return render(("RUN", *numbers, "FINAL STATE"), cells, right=numbers)
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Findings for a terminal."""
+    cells = [(one.run, one.check, "yes" if one.holds else "NO", one.shown) for one in findings]
+    return render(("RUN", "CHECK", "HOLDS", ""), cells)
