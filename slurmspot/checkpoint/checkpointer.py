@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 import xxhash
 
 from slurmspot.checkpoint import host, loading, restoring, saving, steps
@@ -112,7 +113,7 @@ class Checkpointer:
         disk: Disk = REAL,
         emit: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
-        self._folder = folder
+        self._folder = folder = Path(folder).absolute()  # whatever training makes of its own
         self._parts = parts(objects)
         if keep < 1:
             raise UsageError(f"keep={keep} would keep no checkpoint", fix="keep at least 1")
@@ -124,6 +125,10 @@ class Checkpointer:
         self._votes = Ranks.every()  # the training thread's own: the other one saves meanwhile
         random = {name for name, thing in objects.items() if isinstance(thing, RandomState)}
         self._per_rank = frozenset((per_rank & objects.keys()) | random)
+        # What a training is for: the models and optimizers, by whatever name.
+        kinds = (ModulePart, OptimizerPart)
+        found = [name for name, part in self._parts.items() if isinstance(part, kinds)]
+        self._vital = frozenset(found or self._parts.keys() - self._per_rank)
         self._emit = emit
         self._staging = Staging()
         self._saver = Worker("slurmspot-checkpoint")
@@ -149,10 +154,11 @@ class Checkpointer:
         self._local: LocalTier | None = None
         if local is not None and self._owner is not None:
             self._local = LocalTier(
-                local,
+                local.absolute(),
                 node=node,
                 ranks=Ranks.every(PATIENCE),
                 owner=self._owner,
+                vital=self._vital,
                 emit=emit,
                 arrived=self._arrived,
                 failed=self._not_drained,
@@ -207,6 +213,7 @@ class Checkpointer:
         steps.step_name(step)
         if self._closed:
             raise UsageError("this checkpointer is closed", fix="save before, or make another")
+        self._check_ranks()
         before = self._saving
         if before is not None and may_skip and self._votes.any(not before.is_set()):
             self._emit("save_skipped", step=step, trigger=trigger)
@@ -283,6 +290,7 @@ class Checkpointer:
             CheckpointWriteError: one on the nodes' disks cannot be brought to the remote tier,
                 even after what killed saves have left there was removed.
         """
+        self._check_ranks()
         self._join()
         self.drain()
         restored = self._with_room(self._restore, CheckpointWriteError)
@@ -347,7 +355,7 @@ class Checkpointer:
         """
         tensors = [
             (path, tensor)
-            for name in (self._weighty() if names is None else names)
+            for name in (sorted(self._vital) if names is None else names)
             if name in self._parts
             for path, tensor in sorted(self._take(name).tensors.items())
         ]
@@ -355,12 +363,6 @@ class Checkpointer:
         for path, tensor in tensors:
             summed.update(host.digest(path, tensor, whole=True))
         return summed.hexdigest() if tensors else ""
-
-    def _weighty(self) -> list[str]:
-        """What a training is for: the models and optimizers, by whatever name."""
-        kinds = (ModulePart, OptimizerPart)
-        found = [name for name, part in self._parts.items() if isinstance(part, kinds)]
-        return sorted(found or self._parts.keys() - self._per_rank)
 
     def close(self) -> None:
         """Wait for the save and the drain in flight; let go of optimizers, memory and groups."""
@@ -407,6 +409,7 @@ class Checkpointer:
             turn = {} if self._owner is None else {TURN: self._owner.turn}
             metadata = Encoded(encode({**meta, **turn}, "meta"))
             states = {name: self._take(name) for name in self._parts}
+            self._check_whole(states)
             loose = {name: frozenset(part.loose(name)) for name, part in self._parts.items()}
             places, copying = self._copy(states.values(), late=True, still=still)
         except Exception as error:  # noqa: BLE001 - raised again in the background
@@ -427,6 +430,29 @@ class Checkpointer:
 
         return snapshot, copying
 
+    def _check_ranks(self) -> None:
+        if self._ranks.size == 1 and dist.is_initialized() and dist.get_world_size() > 1:
+            raise UsageError(
+                "this checkpointer knows of no other rank",
+                why="it was made before torch.distributed was initialised",
+                fix="make it after init_process_group()",
+            )
+
+    def _check_whole(self, states: Mapping[str, State]) -> None:
+        """Refuse a state that lacks parameters which an optimizer moves.
+
+        Where an object of another kind has tensors, these may be they.
+        """
+        for name, part in self._parts.items():
+            if (count := part.strangers()) and not any(
+                states[other].tensors for other in self._parts.keys() - self._vital - self._per_rank
+            ):
+                raise CheckpointWriteError(
+                    f"{name} moves {count} parameters that are in no registered object",
+                    why="they would begin anew after a restart",
+                    fix="register the module that has them, too",
+                )
+
     def _copy(
         self, states: Iterable[State], *, late: bool = False, still: bool = False
     ) -> tuple[Mapping[str, torch.Tensor], Copying]:
@@ -441,9 +467,8 @@ class Checkpointer:
     def _join(self) -> None:
         """Wait until no save is in flight."""
         self._settle()
-        if self._saving is not None:
+        if self._saving is not None:  # kept: whether there was one is the same on every rank
             self._saving.wait()
-            self._saving = None
 
     def _settle(self) -> Copying | None:
         """Wait until everything registered may change."""
@@ -500,7 +525,15 @@ class Checkpointer:
         begin = time.monotonic()
 
         def attempt() -> None:
-            write(Hdf5StorageWriter(target, keep_existing=True, desk=self._desk, disk=self._disk))
+            write(
+                Hdf5StorageWriter(
+                    target,
+                    keep_existing=True,
+                    vital=self._vital,
+                    desk=self._desk,
+                    disk=self._disk,
+                )
+            )
 
         self._writing = save.order.step
         try:

@@ -28,6 +28,9 @@ NAME = "manifest.json"
 _LARGEST_BYTES = 1 << 30
 _SEAL = b',"xxh3_128":"%s"}\n'
 _SEAL_BYTES = len(_SEAL % (b"0" * 32))
+END_OF_COUNTS = 1 << 62
+"""No size, offset or step in a manifest reaches it."""
+
 _HASH = re.compile(r"[0-9a-f]{32}\Z")
 _FILE = re.compile(r"rank-\d{5,}\.h5\Z", re.ASCII)
 
@@ -226,7 +229,7 @@ def _dataset(**fields: Any) -> Dataset:
 
 
 def _count(value: Any, what: str) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 62:
+    if type(value) is not int or not 0 <= value < END_OF_COUNTS:
         _refuse(f"{what} is not a count: {value!r}")
     return value
 

@@ -8,7 +8,7 @@ has ``state_dict`` and ``load_state_dict`` and is taken at its word.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import deepcopy
 from dataclasses import dataclass
@@ -89,6 +89,10 @@ class Part:
         """Where tensors lie that nothing but its step changes; see :func:`host.address`."""
         return set()
 
+    def strangers(self) -> int:
+        """How many parameters it moves that are in no registered module, though there are some."""
+        return 0
+
     def before_step(self, call: Callable[[], None]) -> Callable[[], None]:
         """Have ``call`` called before each step, if it has steps; undone by what is returned."""
         del call
@@ -107,10 +111,14 @@ class ModulePart(Part):
 
     keeps = False
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        """Refuses a module that has no shapes yet, such as ``torch.nn.LazyLinear``."""
+    def __init__(self, name: str, module: nn.Module, names: _Names) -> None:
+        """Refuses a module that could not be restored.
+
+        One that has no shapes yet, such as ``torch.nn.LazyLinear``, or that has expanded tensors.
+        """
         super().__init__(module)
         self.module = unwrapped(module)
+        self._names = names
         for key, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
             if is_lazy(tensor):
                 raise UsageError(
@@ -119,10 +127,19 @@ class ModulePart(Part):
                     why="a lazy module learns its shapes in its first forward",
                     fix="run one batch through the model before it is registered",
                 )
+        for key, tensor in self.state().items():
+            if isinstance(tensor, torch.Tensor) and _is_expanded(host.part(tensor)):
+                raise UsageError(
+                    f"{tagged.join(name, key)} could not be restored in place",
+                    why="it is expanded: some of its elements are one and the same in memory",
+                    fix="register a copy of it: what expand() gave, and then .contiguous()",
+                )
 
     def state(self) -> Any:
         """Parameters and persistent buffers by name."""
-        return dict(self.module.state_dict())
+        state = dict(self.module.state_dict())
+        self._names.see(self.module, state.keys())
+        return state
 
     def load(self, state: Any) -> None:
         """Copy into parameters and buffers in place."""
@@ -151,7 +168,6 @@ class ModulePart(Part):
             if one is not None and one.shape != tensor.shape and path in resized:
                 rooms[path] = host.empty(one.shape, tensor.dtype)
             else:
-                _check_writable(path, tensor)
                 rooms[path] = host.empty_like(tensor)
             check_same(path, one, rooms[path])
         for path, one in stored.items():
@@ -202,10 +218,13 @@ class ModulePart(Part):
         parameters = dict(self.module.named_parameters())
         for name, live in list(self._extras()):
             held = extras.get(name)
-            if live is not None and held is not None:
-                live.detach().copy_(held)
+            if live is not None and held is not None and _fits(live, held):
+                live.detach().copy_(held)  # DDP keeps gradients in memory of its own
             elif (parameter := parameters.get(name)) is not None:
                 parameter.grad = None if held is None else held.to(parameter.device)
+            elif live is not None and held is not None:
+                owner, _, key = name.rpartition(".")
+                setattr(self.module.get_submodule(owner), key, held.to(live.device))
 
     def _extras(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         for name, parameter in self.module.named_parameters():
@@ -236,7 +255,7 @@ class OptimizerPart(Part):
         }
 
     def load(self, state: Any) -> None:
-        """``load_state_dict()``, keeping each state tensor's own type."""
+        """``load_state_dict()``, each state tensor of its own type, laid out like its parameter."""
         parameters = self._parameters()
         numbers = {name: i for i, name in enumerate(parameters)}
         raw = {
@@ -252,8 +271,8 @@ class OptimizerPart(Part):
         # bfloat16 parameters.
         for name in state["state"].keys() & parameters.keys():
             parameter = parameters[name]
-            live = self.optimizer.state[parameter]
-            self.optimizer.state[parameter] = _retyped(live, state["state"][name])
+            live = _retyped(self.optimizer.state[parameter], state["state"][name])
+            self.optimizer.state[parameter] = _laid_out(live, parameter)
 
     def templates(self, name: str, saved: Any) -> dict[str, torch.Tensor]:
         """State tensors shaped like their parameter are sharded like it as well."""
@@ -286,6 +305,12 @@ class OptimizerPart(Part):
         fields = (one for state in states if isinstance(state, dict) for one in state.values())
         tensors = (one for one in (*parameters, *fields) if isinstance(one, torch.Tensor))
         return {host.address(host.part(tensor)) for tensor in tensors}
+
+    def strangers(self) -> int:
+        """Parameters that a checkpoint of the registered modules would lack."""
+        return self._names.strangers(
+            p for group in self.optimizer.param_groups for p in group["params"]
+        )
 
     def before_step(self, call: Callable[[], None]) -> Callable[[], None]:
         """A step pre-hook."""
@@ -331,15 +356,28 @@ class _Names:
             if isinstance(thing, nn.Module)
         }
         self._known = self._look()  # holding them, so that none is taken for one that is gone
+        self._seen: dict[int, frozenset[str]] = {}
+
+    def see(self, module: nn.Module, keys: Iterable[str]) -> None:
+        """Look through the modules anew if the keys of this one's state are no longer the same."""
+        found = frozenset(keys)
+        if self._seen.setdefault(id(module), found) != found:
+            self._seen[id(module)] = found
+            self._known = self._look()
 
     def of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
         """Their names; what is in no module goes by its number.
 
-        Modules are looked through again only for a parameter that is not known.
+        Modules are looked through again for a parameter that is not known, or when one has been
+        seen to have changed; so their states are taken first.
         """
         if any(parameter not in self._known for parameter in parameters):
             self._known = self._look()
         return [self._known.get(parameter, f"#{i}") for i, parameter in enumerate(parameters)]
+
+    def strangers(self, parameters: Iterable[torch.Tensor]) -> int:
+        """How many of them are in no module, if there is any."""
+        return sum(p not in self._known for p in parameters) if self._modules else 0
 
     def _look(self) -> dict[torch.Tensor, str]:
         known: dict[torch.Tensor, str] = {
@@ -364,8 +402,12 @@ def parts(objects: Mapping[str, Any]) -> dict[str, Part]:
         UsageError: one has neither ``state_dict`` nor ``load_state_dict``, or a bad name.
     """
     names = _Names(objects)
-    # Random states come last wherever all parts are loaded: nothing may move them on afterwards.
-    order = sorted(objects, key=lambda name: isinstance(objects[name], RandomState))
+    # Modules come first: names of parameters follow from them. Random states come last wherever
+    # all parts are loaded: nothing may move them on afterwards.
+    modules = [name for name, thing in objects.items() if isinstance(thing, nn.Module)]
+    order = sorted(
+        objects, key=lambda name: (name not in modules, isinstance(objects[name], RandomState))
+    )
     return {name: _part(name, objects[name], names) for name in order}
 
 
@@ -373,7 +415,7 @@ def _part(name: str, thing: Any, names: _Names) -> Part:
     if not isinstance(name, str) or not name or "/" in name:
         raise UsageError(f"{name!r} cannot name a registered object", fix="use a plain word")
     if isinstance(thing, nn.Module):
-        return ModulePart(name, thing)
+        return ModulePart(name, thing, names)
     if isinstance(thing, Optimizer):
         return OptimizerPart(thing, names)
     if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
@@ -401,14 +443,14 @@ def _is_extra(key: str) -> bool:
     return key.rpartition(".")[2] == "_extra_state"
 
 
-def _check_writable(path: str, tensor: torch.Tensor) -> None:
-    mine = host.part(tensor)
-    if any(n > 1 and step == 0 for n, step in zip(mine.shape, mine.stride(), strict=True)):
-        raise MismatchedCheckpointError(
-            f"{path} cannot be loaded in place",
-            why="it is expanded: some of its elements are one and the same in memory",
-            fix="register a copy of it: what expand() gave, and then .contiguous()",
-        )
+def _fits(live: torch.Tensor, held: torch.Tensor) -> bool:
+    """Whether one can be copied into the other, as it lies."""
+    dense = live.layout is held.layout is torch.strided
+    return dense and (live.shape, live.dtype) == (held.shape, held.dtype)
+
+
+def _is_expanded(mine: torch.Tensor) -> bool:
+    return any(n > 1 and step == 0 for n, step in zip(mine.shape, mine.stride(), strict=True))
 
 
 def _retyped(live: Any, saved: Any) -> Any:
@@ -422,6 +464,23 @@ def _retyped(live: Any, saved: Any) -> Any:
         items = [_retyped(*pair) for pair in zip(live, saved, strict=True)]
         return deque(items, saved.maxlen) if isinstance(saved, deque) else type(live)(items)
     return live
+
+
+def _laid_out(state: Any, parameter: torch.Tensor) -> Any:
+    """The state of one parameter, each tensor of its shape as it lies in memory.
+
+    Fused optimizers go through both as they lie; the file knows the order of indices only.
+    """
+    if isinstance(state, dict):
+        return {key: _laid_out(value, parameter) for key, value in state.items()}
+    if (
+        not isinstance(state, torch.Tensor)
+        or isinstance(state, DTensor)
+        or state.shape != parameter.shape
+        or state.stride() == parameter.stride()
+    ):
+        return state
+    return torch.empty_like(parameter, dtype=state.dtype, device=state.device).copy_(state)
 
 
 def _nothing() -> None:

@@ -26,7 +26,7 @@ from slurmspot.checkpoint.local import Candidate
 from slurmspot.checkpoint.manifest import DataFile, Manifest
 from slurmspot.checkpoint.pipeline import WRITING
 from slurmspot.checkpoint.ranks import Ranks
-from slurmspot.checkpoint.verify import problems_of
+from slurmspot.checkpoint.verify import stands_in
 from slurmspot.errors import (
     CheckpointError,
     CheckpointWriteError,
@@ -46,6 +46,7 @@ def promote(
     *,
     desk: Path,
     ranks: Ranks,
+    vital: Collection[str],
     unwanted: Callable[[], bool] = lambda: False,
     disk: Disk = REAL,
 ) -> None:
@@ -57,6 +58,7 @@ def promote(
         root: the folder of the run on the disk of this rank's node.
         remote: the folder of the remote tier.
         desk: the folder of the attempt in there.
+        vital: objects that an intact checkpoint in its place must have the same state of.
         unwanted: asked on the way; True gives up.
 
     Raises:
@@ -71,11 +73,12 @@ def promote(
         lambda every: (steps.begin(final, desk), every[candidate.reader]),
     )
     places = (root / candidate.attempt, remote, desk)
-    carrying = _Carrying(candidate, manifest.parse(sealed), places, target, unwanted, disk)
+    known = manifest.parse(sealed)
+    carrying = _Carrying(candidate, known, places, target, unwanted, disk)
 
     def commit(_: Sequence[None]) -> None:
         steps.write_durably(target / manifest.NAME, sealed)
-        steps.commit(target, final, is_good=lambda path: not problems_of(path))
+        steps.commit(target, final, is_good=lambda path: stands_in(path, known, vital))
 
     try:
         wanted: Collection[str] = candidate.carriers.keys()

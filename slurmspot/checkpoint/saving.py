@@ -207,10 +207,12 @@ def failure(step: int, error: Exception) -> CheckpointWriteError:
         fix = error.fix
     else:
         why, fix = f"{type(error).__name__}: {error}", None
+        if isinstance(error, OSError):
+            fix = "free space or repair the file system, if that is the cause"
     told = CheckpointWriteError(
         f"step {step} could not be saved; the checkpoint before it is untouched",
         why=why,
-        fix=fix or "free space or repair the file system, if that is the cause",
+        fix=fix,
     )
     told.__cause__ = error
     return told

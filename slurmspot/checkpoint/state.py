@@ -117,6 +117,8 @@ def take(name: str, state: Any) -> State:
         host.check_storable(path, tensor.dtype, tensor.layout)
         if type(mine := host.part(tensor)) not in _PLAIN:
             _check_unwrapped(path, mine)
+        if path == name:  # the state is this one tensor, and the name stands for the whole state
+            path = tagged.join(name, "")
         while path in tensors:  # the keys 1 and "1" of one dictionary
             path += "~"
         tensors[path] = tensor

@@ -11,12 +11,14 @@ tensors are stored as tagged JSON; nothing is ever unpickled from disk.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
+import operator
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +49,8 @@ from slurmspot.checkpoint import hdf5, host, manifest, reading, steps, tagged
 from slurmspot.checkpoint.disk import REAL, Disk
 from slurmspot.checkpoint.manifest import DataFile, Dataset, Manifest, ObjectRecord
 from slurmspot.checkpoint.reading import Problem, Target
-from slurmspot.checkpoint.verify import problems_of
-from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError
+from slurmspot.checkpoint.verify import stands_in
+from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,11 @@ class Hdf5StorageWriter(StorageWriter):
 
     Args:
         path: the checkpoint's folder; it appears there, complete and durable, or not at all.
-        step: kept in the manifest; by default what a name like ``step-00001200`` tells.
+        step: kept in the manifest, a whole number; by default what a name like ``step-00001200``
+            tells.
         metadata: whatever shall be kept with it; plain data, or tagged JSON already.
         keep_existing: if an intact checkpoint turns out to be at ``path``, drop ours instead of
-            failing.
+            failing; unless one of the objects ``vital`` has another state in it.
         desk: a folder to write in until the commit, which must exist; by default beside ``path``.
         disk: the calls that write data files.
 
@@ -84,15 +87,17 @@ class Hdf5StorageWriter(StorageWriter):
         step: int | None = None,
         metadata: Mapping[str, Any] | tagged.Encoded | None = None,
         keep_existing: bool = False,
+        vital: Collection[str] = (),
         desk: Path | None = None,
         disk: Disk = REAL,
     ) -> None:
         super().__init__()
         self._disk = disk
         self._desk = desk
-        self._step = step
+        self._step = None if step is None else _checked(step)
         self.metadata = metadata
         self._keep_existing = keep_existing
+        self._vital = vital
         self.ready: Callable[[str], object] = lambda _: None
         self.objects: Mapping[str, ObjectRecord] = {}
         self.nodes: Mapping[str, str] = {}
@@ -154,6 +159,8 @@ class Hdf5StorageWriter(StorageWriter):
                 file = hdf5.write(path, list(map(_piece, tensors)), data, self._disk)
             except BaseException:
                 path.unlink(missing_ok=True)  # a full disk needs its space back
+                with contextlib.suppress(OSError):  # the last one to fail leaves nothing
+                    place.folder.rmdir()
                 raise
             results += [
                 WriteResult(item.index, dataset.size_bytes, file)
@@ -203,7 +210,10 @@ class Hdf5StorageWriter(StorageWriter):
         if self.partial is None:
             raise CheckpointWriteError("the save was never begun on this rank")
         steps.write_durably(self.partial / manifest.NAME, sealed)
-        steps.commit(self.partial, self._path, is_good=lambda path: not problems_of(path))
+        ours = manifest.parse(sealed)
+        steps.commit(
+            self.partial, self._path, is_good=lambda path: stands_in(path, ours, self._vital)
+        )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -214,7 +224,8 @@ class Hdf5StorageWriter(StorageWriter):
 class Hdf5StorageReader(StorageReader):
     """Reads a checkpoint that :class:`Hdf5StorageWriter` wrote, checking each byte it reads.
 
-    A load that raises may have changed some tensors already; those hold what was saved, or rest.
+    A load that raises may have changed tensors already, some to content that did not verify: do not
+    go on with them.
 
     Args:
         path: the checkpoint's folder.
@@ -328,6 +339,19 @@ class Hdf5StorageReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a path of this file system."""
         return "://" not in str(checkpoint_id)
+
+
+def _checked(step: int) -> int:
+    """The step as a manifest can tell it."""
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number < manifest.END_OF_COUNTS:
+        raise UsageError(
+            f"step {step!r} cannot be checkpointed", why="it must be a whole number from 0 on"
+        )
+    return number
 
 
 def _check_fresh(plans: Sequence[SavePlan]) -> None:

@@ -8,6 +8,7 @@ to the caller, who stores them elsewhere and is asked for them again at decoding
 from __future__ import annotations
 
 import base64
+import json
 import math
 import struct
 from collections import Counter, OrderedDict, deque
@@ -181,13 +182,21 @@ def _encode(value: Any, path: str, on_tensor: OnTensor) -> Any:
         content = [[_encode(k, path, _refuse_tensor), inner(k, v)] for k, v in value.items()]
     elif kind in _KIND_OF:
         name = _KIND_OF[kind]
-        items = sorted(value, key=repr) if kind in {set, frozenset} else value
+        items = sorted(value, key=_rank) if kind in {set, frozenset} else value
         content = [inner(i, item) for i, item in enumerate(items)]
     elif kind is deque:
         name, content = "deque", [inner("maxlen", value.maxlen), inner("items", list(value))]
     else:
         name, content = _encode_leaf(value, path)
     return {_KIND: name, _CONTENT: content}
+
+
+def _rank(item: Any) -> str:
+    """What orders the items of a set the same in every process: ``repr`` may not."""
+    try:
+        return json.dumps(_encode(item, "", _refuse_tensor))
+    except CheckpointWriteError:  # a tensor
+        return repr(item)
 
 
 def _encode_leaf(value: Any, path: str) -> tuple[str, Any]:

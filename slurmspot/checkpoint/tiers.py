@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -79,6 +79,7 @@ class LocalTier:
         node: this node's name; ranks that give the same one share the folder.
         ranks: with a group that nothing else uses, and :data:`PATIENCE`.
         owner: of the run; its checkpoints are the remote tier.
+        vital: objects whose state must be the same where a step is on the remote tier already.
         arrived: called on every rank, with the seconds it took, when a step is on the remote tier.
         failed: called on every rank with the reason why a step could not be brought there.
     """
@@ -90,6 +91,7 @@ class LocalTier:
         node: str,
         ranks: Ranks,
         owner: Owner,
+        vital: Collection[str],
         emit: Callable[..., None],
         arrived: Callable[[Order, float], None],
         failed: Callable[[CheckpointWriteError], None],
@@ -101,6 +103,7 @@ class LocalTier:
         self._node = node
         self._ranks = ranks
         self._owner = owner
+        self._vital = vital
         self._emit = emit
         self._arrived = arrived
         self._failed = failed
@@ -186,6 +189,7 @@ class LocalTier:
                     self._owner.folder,
                     desk=self._owner.desk,
                     ranks=self._ranks,
+                    vital=self._vital,
                     unwanted=unwanted,
                     disk=self._disk,
                 )

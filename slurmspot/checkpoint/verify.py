@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmspot.checkpoint import hdf5, manifest, reading, steps
 from slurmspot.checkpoint.manifest import DataFile, Manifest
 from slurmspot.checkpoint.reading import Problem, Progress
-from slurmspot.errors import CheckpointError, CorruptCheckpointError, NotFoundError
+from slurmspot.errors import (
+    CheckpointError,
+    CheckpointWriteError,
+    CorruptCheckpointError,
+    NotFoundError,
+)
 
 __all__ = [
     "CheckpointReport",
@@ -18,6 +23,7 @@ __all__ = [
     "checkpoints",
     "listing_problems",
     "problems_of",
+    "stands_in",
     "verify",
 ]
 
@@ -141,6 +147,28 @@ def _check(
             for name, text in hdf5.structure_problems(path / file.name, file)
         ]
     return known, problems
+
+
+def stands_in(path: Path, ours: Manifest, vital: Collection[str]) -> bool:
+    """Whether the checkpoint at ``path`` is intact, so that it stays and ``ours`` is dropped.
+
+    Args:
+        vital: names of objects whose state must be the same in both.
+
+    Raises:
+        CheckpointWriteError: it is intact, and one of them has another state in it.
+    """
+    known, problems = _check(path)
+    if known is None or problems:
+        return False
+    for name in sorted(vital):
+        if known.objects.get(name) != ours.objects.get(name):
+            raise CheckpointWriteError(
+                f"{path} holds another state of {name}",
+                why="that step was saved before, and what is intact is not replaced",
+                fix="save under another step, or move that checkpoint away first",
+            )
+    return True
 
 
 def listing_problems(path: Path, known: Manifest) -> list[Problem]:

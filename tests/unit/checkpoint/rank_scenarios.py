@@ -268,7 +268,7 @@ def skip_alike(folder):
     begun = [checkpointer.save(1, trigger="period", meta={}, may_skip=True)]
     busy = checkpointer._saving
     if dist.get_rank() != 0:
-        busy.wait(30)
+        checkpointer.wait()
     begun.append(checkpointer.save(2, trigger="period", meta={}, may_skip=True))
     still_busy = not busy.is_set()
     gate.set()

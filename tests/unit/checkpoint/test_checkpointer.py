@@ -411,10 +411,27 @@ def test_a_step_that_another_writer_committed_first_stays_as_it_is(tmp_path):
     first = Checkpointer(tmp_path, {"holder": Holder(a="first")})
     zombie = Checkpointer(tmp_path, {"holder": Holder(a="zombie")})
     save(first, 1)
-    save(zombie, 1)
+    with pytest.raises(CheckpointWriteError, match="another state of holder"):
+        save(zombie, 1)
     holder = Holder()
     Checkpointer(tmp_path, {"holder": holder}).restore()
     assert holder.state == {"a": "first"}
+    assert committed(tmp_path) == [1]
+
+
+def test_saving_a_step_again_is_refused_only_if_models_or_optimizers_have_moved(tmp_path):
+    training = Training()
+    checkpointer = Checkpointer(tmp_path, training.objects)
+    training.step()
+    save(checkpointer, 1)
+    torch.rand(1)
+    training.sampler.state["at"] += 1
+    save(checkpointer, 1)
+    training.step()
+    with pytest.raises(CheckpointWriteError, match="another state of model"):
+        save(checkpointer, 1)
+    save(checkpointer, 2)
+    assert committed(tmp_path) == [2, 1]
 
 
 def gradients(model):
@@ -488,6 +505,49 @@ def test_digest_tells_names_types_shapes_and_bits_apart(tmp_path):
 def test_what_cannot_be_registered(tmp_path, objects):
     with pytest.raises(UsageError):
         Checkpointer(tmp_path, objects)
+
+
+def test_digests_are_of_models_and_optimizers_by_any_name(tmp_path):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def digest(**objects):
+        return Checkpointer(tmp_path, objects).digest()
+
+    before = digest(net=model, opt=optimizer)
+    with torch.no_grad():
+        model.weight += 1
+    assert digest(net=model, opt=optimizer) != before
+    assert digest() == ""
+
+
+def test_the_folder_stays_where_it_was_whatever_training_makes_of_its_own(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    holder = Holder(t=torch.zeros(3))
+    checkpointer = Checkpointer("ckpt", {"holder": holder}, keep=1)
+    save(checkpointer, 1)
+    monkeypatch.chdir(tmp_path / "there")
+    save(checkpointer, 2)
+    assert committed(tmp_path / "here" / "ckpt") == [2]
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_state_may_be_one_tensor_alone(tmp_path):
+    class Bare(Holder):
+        def state_dict(self):
+            return self.state["t"]
+
+        def load_state_dict(self, state):
+            self.state = {"t": state}
+
+    objects = {"bare": Bare(t=torch.arange(4)), "mine": Bare(t=torch.arange(3))}
+    save(Checkpointer(tmp_path, objects, per_rank=frozenset({"mine"})), 1)
+    assert all(report.intact for report in verify(tmp_path))
+    others = {"bare": Bare(t=torch.zeros(0)), "mine": Bare(t=torch.zeros(0))}
+    Checkpointer(tmp_path, others, per_rank=frozenset({"mine"})).restore()
+    assert [one.state["t"].tolist() for one in others.values()] == [[0, 1, 2, 3], [0, 1, 2]]
 
 
 def test_the_default_device_does_not_matter(tmp_path):

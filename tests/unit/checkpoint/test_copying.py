@@ -363,7 +363,7 @@ def test_a_first_save_and_a_restore_in_inference_mode_leave_training_as_it_is(tm
     training.familiar()
     other = Training(tmp_path)
     with torch.inference_mode():
-        other.checkpointer.restore()
+        other.step_done = other.checkpointer.restore().step
         held = other.checkpointer.hold()
         other.checkpointer.put_back(held)
     other.step()

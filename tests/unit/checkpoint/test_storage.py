@@ -2,6 +2,7 @@ import errno
 import pickletools
 import warnings
 
+import numpy as np
 import plan_scenarios as scenario
 import pytest
 import torch
@@ -16,7 +17,7 @@ from slurmspot.checkpoint.disk import Disk
 from slurmspot.checkpoint.dtypes import STORED_AS, item_size
 from slurmspot.checkpoint.storage import Hdf5StorageReader, Hdf5StorageWriter
 from slurmspot.checkpoint.verify import verify
-from slurmspot.errors import CheckpointWriteError
+from slurmspot.errors import CheckpointWriteError, UsageError
 
 SHAPES = [(), (0,), (3, 0, 2), (1,), (5,), (3, 4), (2, 3, 4)]
 
@@ -170,8 +171,19 @@ class FullDisk(Disk):
 def test_a_save_that_fails_takes_no_space(tmp_path):
     with pytest.raises(dcp.api.CheckpointException, match="No space left"):
         save(tmp_path / "c", {"a": torch.ones(100)}, disk=FullDisk())
-    (left,) = tmp_path.iterdir()
-    assert list(left.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", [-1, "7", 1.5, True, 2**62])
+def test_a_step_that_no_manifest_can_tell_is_refused_before_anything_is_written(tmp_path, step):
+    with pytest.raises(UsageError, match="cannot be checkpointed"):
+        save(tmp_path / "c", {"a": torch.ones(1)}, step=step)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_may_be_any_whole_number(tmp_path):
+    save(tmp_path / "c", {"a": torch.ones(1)}, step=np.int64(7))
+    assert [(one.step, one.intact) for one in verify(tmp_path / "c")] == [(7, True)]
 
 
 def test_a_save_that_cannot_be_committed_leaves_nothing(tmp_path):

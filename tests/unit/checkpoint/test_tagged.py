@@ -1,6 +1,9 @@
 import json
 import math
+import os
 import struct
+import subprocess
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
 
@@ -146,3 +149,18 @@ def test_a_value_that_holds_itself_is_refused():
 def test_foreign_content_is_refused(stored):
     with pytest.raises(CorruptCheckpointError):
         tagged.decode([stored])
+
+
+def test_a_set_is_encoded_alike_in_every_process():
+    """The text of a set in a set depends on what hashes of strings begin with."""
+    code = (
+        "from slurmspot.checkpoint.tagged import encode;"
+        "print(encode({frozenset({'a', 'z'}), frozenset({'m', 'n'}), frozenset({'b', 'c', 'd'})}))"
+    )
+    texts = {
+        subprocess.check_output(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": str(seed)}
+        )
+        for seed in range(4)
+    }
+    assert len(texts) == 1

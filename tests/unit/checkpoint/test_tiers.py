@@ -191,6 +191,16 @@ def test_a_newer_local_step_is_promoted(tmp_path):
     assert Attempt(tmp_path, 3).restore().step == 2
 
 
+@pytest.mark.parametrize(("local", "found"), [("n0", 3), ("elsewhere", 1)])
+def test_going_back_to_an_earlier_step_takes_another_local_folder(tmp_path, local, found):
+    first = Attempt(tmp_path, 0)
+    for step in (1, 2, 3):
+        first.drained(step)
+    for step in (2, 3):
+        shutil.move(tmp_path / "remote" / steps.step_name(step), tmp_path / f"aside-{step}")
+    assert Attempt(tmp_path, 1, node=local).restore().step == found
+
+
 def test_an_emptied_disk_costs_the_steps_since_the_remote_one(tmp_path):
     left_local(tmp_path)
     shutil.rmtree(tmp_path / "n0")
