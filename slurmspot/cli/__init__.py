@@ -18,6 +18,7 @@ SCHEMA_VERSION = 1
 
 COMMANDS = {
     "sandbox": "A private, real Slurm cluster on this machine.",
+    "doctor": "Whether cluster, environment and storage are fit for spot jobs.",
     "launch": "Submit a requeueable training job to spot capacity.",
     "status": "Where a run stands: attempts, last step, last checkpoint.",
     "watch": "Follow a run to its end and lift Slurm's requeue backoff.",
@@ -26,7 +27,9 @@ COMMANDS = {
     "export": "Write a checkpoint's tensors to a safetensors file.",
     "timeline": "What happened to a run or job, attempt by attempt.",
     "report": "One self-contained HTML file about one or more runs.",
+    "plan": "Which checkpoint period to choose, and what spot will really save.",
     "study": "Compare spot runs with an uninterrupted baseline.",
+    "template": "Batch scripts for those who write their own.",
 }
 
 

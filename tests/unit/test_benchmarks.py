@@ -62,3 +62,24 @@ def test_the_gpu_benchmark_says_when_there_is_no_gpu():
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert "no GPU" in done.stderr
+
+
+def test_the_resiliency_benchmark_measures_ours_and_lists_what_it_leaves_out(tmp_path):
+    argv = [sys.executable, BENCHMARKS / "resiliency.py", "--quick", "--no-peers", "--json"]
+    done = subprocess.run(
+        [*argv, "--dir", tmp_path], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["schema_version"] == 1
+    assert answer["machine"].keys() >= {"cores", "kernel", "file_system"}
+    assert answer["figures"] == []
+    ours, *peers = answer["engines"]
+    assert (ours["name"], ours["runs"]) == ("slurmspot", True)
+    for name in ("stall_s", "until_on_disk_s"):
+        assert len(ours[name]["samples"]) == answer["repeats"]
+        assert ours[name]["median"] > 0
+    assert {one["package"] for one in peers} == {"lm-resiliency", "nvidia-resiliency-ext"}
+    for one in peers:
+        assert (one["runs"], one["why"]) == (False, "left out: --no-peers")
+    assert list(tmp_path.iterdir()) == []
