@@ -22,6 +22,7 @@ from slurmspot.errors import UsageError
 _STEP = re.compile(r"step-(\d{8})\Z", re.ASCII)
 _NODE = re.compile(r"slurmspot-[0-9a-f]{16}-(.+)\Z", re.ASCII)
 _PARTIAL = ".partial-"
+_IS_PARTIAL = re.compile(r"\.partial-[0-9a-f]+\Z", re.ASCII)
 
 REMOTE = "remote"
 """The tier of shared, persistent storage: survives the loss of nodes."""
@@ -67,7 +68,7 @@ def partials(folder: Path) -> set[Path]:
 
 def is_partial(path: Path) -> bool:
     """Whether the name says that this never was, or no longer is, a checkpoint."""
-    return _PARTIAL in path.name
+    return _IS_PARTIAL.search(path.name) is not None
 
 
 def traces(folder: Path) -> list[tuple[int, Path]]:

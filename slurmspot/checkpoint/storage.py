@@ -50,7 +50,11 @@ from slurmspot.checkpoint.disk import REAL, Disk
 from slurmspot.checkpoint.manifest import DataFile, Dataset, Manifest, ObjectRecord
 from slurmspot.checkpoint.reading import Problem, Target
 from slurmspot.checkpoint.verify import stands_in
-from slurmspot.errors import CheckpointWriteError, CorruptCheckpointError, UsageError
+from slurmspot.errors import (
+    CheckpointWriteError,
+    CorruptCheckpointError,
+    UsageError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +259,8 @@ class Hdf5StorageReader(StorageReader):
             CorruptCheckpointError: there is none, or it is not intact.
         """
         if self._manifest is None:
+            if not self._path.exists():
+                raise CorruptCheckpointError(f"there is no checkpoint at {self._path}")
             try:
                 self._manifest = manifest.read(self._path)
             except CorruptCheckpointError as error:

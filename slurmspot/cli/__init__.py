@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import signal
 import sys
 from types import FrameType
@@ -99,4 +100,10 @@ def main(argv: list[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("slurmspot: interrupted", err=True)
         sys.exit(130)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        click.echo(f"slurmspot: the answer cannot be written: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python tries once more
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)

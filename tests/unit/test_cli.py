@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -153,3 +154,13 @@ def test_status_of_a_run_outside_slurm(tmp_path):
     text = call("status", str(tmp_path)).stdout
     assert "last durable step  3" in text
     assert "complete           true" in text
+
+
+def test_an_answer_that_cannot_be_written_is_said_in_a_line():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "slurmspot", "--version"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "slurmspot: the answer cannot be written: No space left on device\n"

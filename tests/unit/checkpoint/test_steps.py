@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -126,3 +128,17 @@ def test_remove_does_not_follow_links(tmp_path):
     steps.remove(tmp_path / "step-00000001")
     assert names(tmp_path) == ["precious"]
     assert names(tmp_path / "precious") == ["data"]
+
+
+@pytest.mark.parametrize(
+    ("name", "partial"),
+    [
+        ("step-00000001.partial-0123456789abcdef", True),
+        ("exp.partial-ab", True),
+        ("exp.partial-freeze", False),
+        ("my.partial-run", False),
+        ("step-00000001", False),
+    ],
+)
+def test_only_names_made_for_it_are_of_partial_checkpoints(name, partial):
+    assert steps.is_partial(Path(name)) is partial
