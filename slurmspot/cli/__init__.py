@@ -100,10 +100,8 @@ def main(argv: list[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("slurmspot: interrupted", err=True)
         sys.exit(130)
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        click.echo(f"slurmspot: the answer cannot be written: {error.strerror}", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python tries once more
+    except OSError as error:  # above all a full disk under the output
+        click.echo(f"slurmspot: {error.filename or 'the output'}: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try once more
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)

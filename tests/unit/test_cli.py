@@ -163,4 +163,4 @@ def test_an_answer_that_cannot_be_written_is_said_in_a_line():
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == "slurmspot: the answer cannot be written: No space left on device\n"
+    assert done.stderr == "slurmspot: the output: No space left on device\n"
