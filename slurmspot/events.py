@@ -14,7 +14,9 @@ Event names and what belongs to each (besides ``t_ns``, ``mono_ns``, ``event``, 
 ``restore_begin``    -
 ``restore_end``      step restored (null: nothing to restore), tier (``local``: it was on the nodes'
                      disks alone), seconds, rejected and passed_over (lists of {step, problem}:
-                     newer ones that did not verify; newer ones on the nodes' disks, of no use)
+                     newer ones that did not verify; newer ones on the nodes' disks, of no use,
+                     there with damaged: true where it is not that they are incomplete)
+``restore_failed``   error: there are checkpoints, and none verifies
 ``step``             rank 0 only, thinned to about one a second; loss if logged
 ``first_step``       the first step that no earlier attempt had run; repeated (steps done twice)
 ``goal``             total: steps of the whole run, null for one epoch; its step: where it begins

@@ -60,11 +60,13 @@ class _Save:
 
     Attributes:
         local: commit it on the nodes' own disks, and drain it from there.
+        vital: objects that an intact checkpoint of that step must have the same tensors of.
         stall_s: seconds that training has waited up to here.
     """
 
     order: Order
     local: bool
+    vital: frozenset[str]
     snapshot: Callable[[], saving.Snapshot]
     copying: Copying
     stall_s: float
@@ -182,6 +184,7 @@ class Checkpointer:
         may_skip: bool = False,
         within_s: float | None = None,
         node_stays: bool = True,
+        repeated: bool = False,
         blocking: bool = False,
     ) -> bool:
         """Copy the state of all objects, then persist and commit it in the background.
@@ -199,6 +202,8 @@ class Checkpointer:
             may_skip: rather do nothing than wait, on all ranks alike.
             within_s: seconds until this process may be killed; None if it is not known to be.
             node_stays: whether this node is there for the next attempt, as far as one knows.
+            repeated: this step was saved before, and what is intact of that may stand in for this,
+                even if models or optimizers have changed since; else that is an error.
             blocking: return once it is committed, as :meth:`wait` does. Sooner than by waiting
                 for it: what is on the host is written from where it lies.
 
@@ -225,6 +230,7 @@ class Checkpointer:
         save = _Save(
             order=order,
             local=self._goes_local(order, within_s, node_stays=node_stays),
+            vital=frozenset() if repeated else self._vital,
             snapshot=snapshot,
             copying=copying,
             stall_s=time.monotonic() - begin,
@@ -529,7 +535,7 @@ class Checkpointer:
                 Hdf5StorageWriter(
                     target,
                     keep_existing=True,
-                    vital=self._vital,
+                    vital=save.vital,
                     desk=self._desk,
                     disk=self._disk,
                 )

@@ -145,6 +145,8 @@ class Candidate:
         reader: a rank that has its manifest, in ``folder`` there.
         carriers: for each data file the ranks that may bring it, one after the other.
         problem: why it cannot be had; empty if it is complete, as far as one can see.
+        damaged: what is there is not what was saved, or cannot be read; it does not merely lack
+            something.
     """
 
     attempt: str
@@ -154,6 +156,7 @@ class Candidate:
     reader: int
     carriers: Mapping[str, Sequence[int]]
     problem: str = ""
+    damaged: bool = False
 
 
 def survey(root: Path, node: str) -> Survey:
@@ -253,7 +256,8 @@ def _candidate(
     reader: int, copy: Copy, surveys: Sequence[Survey], remote: frozenset[File]
 ) -> Candidate:
     carriers = {}
-    problem = copy.problem
+    problem, damaged = copy.problem, bool(copy.problem)
+    there = {(file.attempt, file.step, file.name) for one in surveys for file in one.files}
     unseen = "; ".join(sorted({f"{one.node}: {one.problem}" for one in surveys if one.problem}))
     for i, file in enumerate(copy.files):
         able: dict[str, list[int]] = {}
@@ -267,6 +271,7 @@ def _candidate(
         if not ranks:
             missing = f"{file.name} is neither on these nodes nor on the remote tier"
             problem = problem or (f"{missing} ({unseen})" if unseen else missing)
+            damaged = damaged or (file.attempt, file.step, file.name) in there  # in another size
     return Candidate(
         attempt=copy.attempt,
         step=copy.step,
@@ -275,4 +280,5 @@ def _candidate(
         reader=reader,
         carriers=carriers,
         problem=problem,
+        damaged=damaged,
     )

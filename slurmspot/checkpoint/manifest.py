@@ -12,7 +12,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
@@ -33,6 +33,8 @@ END_OF_COUNTS = 1 << 62
 
 _HASH = re.compile(r"[0-9a-f]{32}\Z")
 _FILE = re.compile(r"rank-\d{5,}\.h5\Z", re.ASCII)
+
+_Piece = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 Scope = Literal["replicated", "sharded", "per_rank"]
 
@@ -116,6 +118,15 @@ class Manifest:
     planner: Any = None
     objects: Mapping[str, ObjectRecord] = field(default_factory=dict)
     nodes: Mapping[str, str] = field(default_factory=dict)
+
+    def hashes(self, objects: Collection[str]) -> dict[_Piece, str]:
+        """Of every piece of a tensor of these objects, by name of the tensor, offset and shape."""
+        return {
+            (dataset.tensor, dataset.offset, dataset.shape): dataset.xxh3_128
+            for file in self.files
+            for dataset in file.datasets
+            if dataset.tensor.partition("/")[0] in objects
+        }
 
     def files_of(self, node: str) -> list[DataFile]:
         """The data files that were saved on the disk of ``node``."""

@@ -44,6 +44,7 @@ class Restored:
         tier: where it was: on the nodes' own disks (``local``), or ``remote``.
         rejected: (step, problem) of each newer checkpoint that did not verify.
         passed_over: (step, problem) of what lay on the nodes' disks, newer but of no use.
+        damaged: the steps among those that were not as they were saved, or could not be read.
         seconds: how long it took.
         fresh: per-rank objects that began anew on this rank, which the saved run did not have.
     """
@@ -53,6 +54,7 @@ class Restored:
     tier: str = steps.REMOTE
     rejected: list[tuple[int, str]] = field(default_factory=list)
     passed_over: list[tuple[int, str]] = field(default_factory=list)
+    damaged: frozenset[int] = frozenset()
     seconds: float
     fresh: tuple[str, ...] = ()
 
@@ -107,6 +109,7 @@ def restore(
     begin = time.monotonic()
     rejected: list[tuple[int, str]] = []
     passed_over: list[tuple[int, str]] = []
+    damaged: set[int] = set()
     choices = _choices(folder, ranks, local)
     while choices:
         choice = next(one for one in choices if not any(map(one.waits_for, choices)))
@@ -117,6 +120,8 @@ def restore(
                 local.promote(candidate)
             except CorruptCheckpointError as error:
                 passed_over.append((step, error.what))
+                if candidate.damaged or not candidate.problem:
+                    damaged.add(step)
                 continue
             except FencedError:
                 raise
@@ -133,17 +138,16 @@ def restore(
         except CorruptCheckpointError as error:
             rejected.append((step, error.why or error.what))
             continue
-        passed_over += [
-            (one.step, one.candidate.problem or _OVERTAKEN)
-            for one in choices
-            if one.candidate is not None and one.step > step
-        ]
+        newer = [one.candidate for one in choices if one.candidate is not None and one.step > step]
+        passed_over += [(one.step, one.problem or _OVERTAKEN) for one in newer]
+        damaged.update(one.step for one in newer if one.damaged)
         return Restored(
             step=step,
             meta=loaded.metadata,
             tier=steps.REMOTE if candidate is None else steps.LOCAL,
             rejected=rejected,
             passed_over=sorted(passed_over, key=lambda one: one[0], reverse=True),
+            damaged=frozenset(damaged),
             seconds=time.monotonic() - begin,
             fresh=loaded.fresh,
         )

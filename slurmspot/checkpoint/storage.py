@@ -11,7 +11,6 @@ tensors are stored as tagged JSON; nothing is ever unpickled from disk.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import operator
@@ -117,6 +116,7 @@ class Hdf5StorageWriter(StorageWriter):
         self.size_bytes = 0
         self.hashes = {}
         self.partial = None
+        self._world_size = 0
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: roles follow from the methods that are called."""
@@ -163,8 +163,8 @@ class Hdf5StorageWriter(StorageWriter):
                 file = hdf5.write(path, list(map(_piece, tensors)), data, self._disk)
             except BaseException:
                 path.unlink(missing_ok=True)  # a full disk needs its space back
-                with contextlib.suppress(OSError):  # the last one to fail leaves nothing
-                    place.folder.rmdir()
+                if self._world_size == 1:  # else others may be at work in there
+                    steps.remove(place.folder)
                 raise
             results += [
                 WriteResult(item.index, dataset.size_bytes, file)

@@ -25,7 +25,7 @@ from slurmspot.faults.injector import Injector
 from slurmspot.runfolder import RunFolder
 from slurmspot.study.acceptance import OPEN, SHUT, Terms, is_open
 from slurmspot.study.comparison import Comparison, table, verdict
-from slurmspot.study.experiment import PERIODS_S, Experiment, carry_out, runs_of
+from slurmspot.study.experiment import PERIODS_S, Experiment, carry_out, drills_of, runs_of
 
 _PATH = click.Path(path_type=Path)
 
@@ -155,13 +155,16 @@ def run(
     def hand(folder: RunFolder, wait: Wait) -> Injector:
         return Injector(folder, wait=wait, **machinery(backend, terminate_command))
 
+    summary = out / "summary.json"
+    summary.unlink(missing_ok=True)  # it speaks of what was before
     leave_in_order()  # whatever a campaign has taken is given back on the way out
     problems = carry_out(
         plan, campaign=campaign, hand=hand, say=lambda line: click.echo(line, err=True)
     )
-    found = Comparison.of(*runs_of(out), prices=price_list)
+    found = Comparison.of(*runs_of(out), prices=price_list, drills=drills_of(out))
+    code = _answer(found, terms, as_json=as_json, problems=problems, summary=summary)
     write_page(found.document(), out / "report.html")
-    return _answer(found, terms, as_json=as_json, problems=problems, summary=out / "summary.json")
+    return code
 
 
 @command.command()
@@ -233,17 +236,22 @@ def _compared(
     prices: Path | None,
 ) -> Comparison:
     """What the command line means: a study, or runs beside a baseline."""
+    drills: dict[str, str] = {}
     if baseline is not None:
         spot = [path for path in runs if path.absolute() != baseline.absolute()]
         chosen = RunFolder.open(baseline), [RunFolder.open(path) for path in spot]
     elif len(runs) == 1:
-        chosen = runs_of(runs[0])
+        chosen, drills = runs_of(runs[0]), drills_of(runs[0])
     else:
         raise UsageError(
             "several runs, and no baseline", fix="say which one it is with --baseline RUN"
         )
     return Comparison.of(
-        *chosen, prices=load_prices(prices), sacct_file=sacct_file, tz=time_zone(tz)
+        *chosen,
+        prices=load_prices(prices),
+        sacct_file=sacct_file,
+        tz=time_zone(tz),
+        drills=drills,
     )
 
 

@@ -113,7 +113,7 @@ def examine(
             texts.append("")
     config, partitions = texts
     cluster = Cluster.read(config, partitions)
-    found += [*settings(cluster), *of_partition(cluster, partition)]
+    found += [*settings(cluster, partition), *of_partition(cluster, partition)]
     if partition in cluster.partitions:
         found.append(_submission(partition, runner))
     found += [requeue_right(cluster), _accounting(cluster, runner)]
@@ -132,12 +132,13 @@ def commands(paths: Mapping[str, str | None]) -> Finding:
     return ok(subject, "all there", "a run is submitted, watched and requeued by them")
 
 
-def settings(cluster: Cluster) -> Iterator[Finding]:
-    """What is set for the cluster as a whole."""
+def settings(cluster: Cluster, partition: str) -> Iterator[Finding]:
+    """What is set for the cluster as a whole, for jobs in ``partition``."""
+    own = cluster.partitions.get(partition, {}).get("PreemptMode", "")
     yield _release(cluster)
     yield _job_requeue(cluster)
     yield _preempt_type(cluster)
-    yield _preempt_mode(cluster)
+    yield _preempt_mode(cluster, own)
     yield _notice_signal(cluster)
     yield _kill_wait(cluster)
     yield _batch_requeues(cluster)
@@ -288,13 +289,13 @@ def _preempt_type(cluster: Cluster) -> Finding:
     return untold(subject, _odd(value), "it decides which jobs may be preempted", fix)
 
 
-def _preempt_mode(cluster: Cluster) -> Finding:
-    return _mode(
-        "PreemptMode",
-        cluster.config.get("PreemptMode"),
-        fix=_setting("PreemptMode=REQUEUE", cluster),
-        by_qos=False,
-    )
+def _preempt_mode(cluster: Cluster, own: str) -> Finding:
+    """The cluster's mode; ``own`` is the partition's, which overrides all but OFF."""
+    subject, value = "PreemptMode", cluster.config.get("PreemptMode")
+    others = {"CANCEL", "SUSPEND", "GANG"}
+    if "REQUEUE" in _words(own.upper()) and others >= _words((value or "").upper()):
+        return ok(subject, value, f"of the cluster; the partition has its own, {own}")
+    return _mode(subject, value, fix=_setting("PreemptMode=REQUEUE", cluster), by_qos=False)
 
 
 def _mode_of(cluster: Cluster, name: str, record: Mapping[str, str]) -> Finding:

@@ -16,9 +16,8 @@ from slurmspot.cost.usage import usages
 from slurmspot.events import Event
 from slurmspot.timeline.attempts import Job
 from slurmspot.timeline.lives import Life, chains, elapsed_s
-from slurmspot.timeline.recovery import Interruption, breakdown
+from slurmspot.timeline.recovery import WANTED, Interruption, breakdown
 
-_WANTED = frozenset({"cancelled", "timeout"})  # ends that say nothing about capacity
 _NOT_RESTARTING = frozenset({"repeat", "notice", "snapshot", "save"})  # terms of their own
 _WAITING = frozenset({"release", "between", "backoff", "queue"})  # no GPU is held
 
@@ -77,7 +76,7 @@ def observe(
         interruptions: of the run.
     """
     lives = [life for chain in chains(jobs, events) for life in chain]
-    taken = [one for one in interruptions if one.kind not in _WANTED]
+    taken = [one for one in interruptions if one.kind not in WANTED]
     saves = [save for life in lives for save in _periodic_saves(life)]
     down = [parts for one in taken if (parts := breakdown(one, jobs))]
     warned = [life.notice for life in lives if life.notice is not None]

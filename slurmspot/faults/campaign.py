@@ -101,6 +101,11 @@ class Campaign:
         """Tells one campaign from another."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def planned(self) -> int | None:
+        """How many faults each run gets; None if only time or the trace can tell."""
+        return min(len(self.faults), self.count) if self.schedule == "list" else None
+
     def plan(self, run: int) -> Iterator[Fault]:
         """The faults for the run of that number, in order, each aimed from the one before."""
         draw = random.Random(f"{self.seed}/{run}")  # noqa: S311 - repeatable, not secret

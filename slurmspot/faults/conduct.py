@@ -36,7 +36,7 @@ class Hand(Protocol):
 
 def conduct(
     campaign: Campaign,
-    hands: Mapping[str, Callable[[Wait], Hand]],
+    hands: Mapping[str, Callable[[Wait], Hand] | None],
     record: Record,
     *,
     say: Callable[[str], None],
@@ -45,7 +45,8 @@ def conduct(
     """Inject into all runs at the same time, each by its own hand.
 
     Args:
-        hands: by run, what makes its hand, given how to wait.
+        hands: by run, what makes its hand, given how to wait; None leaves it alone, but keeps its
+            place: what is planned for a run depends on that.
 
     Returns:
         what went wrong, a sentence each: an injection without effect, a run that did not come
@@ -76,6 +77,7 @@ def conduct(
             jobs = [
                 pool.submit(one, number, run, make(wait))
                 for number, (run, make) in enumerate(hands.items())
+                if make is not None
             ]
             return [problem for job in jobs for problem in job.result()]
         finally:

@@ -51,12 +51,8 @@ class Record:
     def __init__(self, path: Path, digest: str) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._outcomes: list[Outcome] = []
         self.resumed = path.exists()
-        lines = path.read_bytes().split(b"\n") if self.resumed else []
-        for line in lines:
-            with suppress(ValueError, TypeError):  # the last line may be torn
-                self._take(json.loads(line), digest, path)
+        self._outcomes = recorded(path, digest)
         self._file = path.open("ab")
         if not self.resumed:
             self._append({"campaign": digest})
@@ -76,16 +72,27 @@ class Record:
         """Close the file."""
         self._file.close()
 
-    def _take(self, line: dict[str, Any], digest: str, path: Path) -> None:
-        if "campaign" not in line:
-            self._outcomes.append(Outcome(**line))
-        elif line["campaign"] != digest:
-            raise UsageError(
-                f"{path} is the journal of another campaign", fix="choose another --out"
-            )
-
     def _append(self, line: Mapping[str, Any]) -> None:
         # The newline comes first as well: after a torn line the next one still stands alone.
         self._file.write(b"\n" + json.dumps(line).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def recorded(path: Path, digest: str) -> list[Outcome]:
+    """What the journal at ``path`` tells, in order; nothing if there is none.
+
+    Raises:
+        UsageError: it is another campaign's.
+    """
+    found = []
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        with suppress(ValueError, TypeError):  # the last line may be torn
+            told = json.loads(line)
+            if "campaign" not in told:
+                found.append(Outcome(**told))
+            elif told["campaign"] != digest:
+                raise UsageError(
+                    f"{path} is the journal of another campaign", fix="choose another --out"
+                )
+    return found

@@ -32,7 +32,13 @@ from torch.nn.parallel import DistributedDataParallel
 from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
 from slurmspot.checkpoint.ownership import Claim
 from slurmspot.checkpoint.steps import write_durably
-from slurmspot.errors import CheckpointWriteError, FencedError, SlurmspotError, UsageError
+from slurmspot.errors import (
+    CheckpointWriteError,
+    CorruptCheckpointError,
+    FencedError,
+    SlurmspotError,
+    UsageError,
+)
 from slurmspot.events import Clock, Thinning, last_step
 from slurmspot.job import hold, sources
 from slurmspot.job.agreement import Agreement, Wish
@@ -204,16 +210,21 @@ class Run:
             self._say("already complete")
             return
         self._events.write("restore_begin")
-        restored = self._checkpointer.restore()
+        try:
+            restored = self._checkpointer.restore()
+        except CorruptCheckpointError as error:
+            self._events.write("restore_failed", error=error.why or error.what)
+            raise
         if restored is None:
             self._events.write("restore_end", step=None)
             return
-        self.step = restored.step
+        self.step = self._saved_step = restored.step
         self._logged = restored.meta.get("logged", {})
-        rejected, passed_over = (
-            [{"step": step, "problem": problem} for step, problem in pairs]
-            for pairs in (restored.rejected, restored.passed_over)
-        )
+        rejected = [{"step": step, "problem": problem} for step, problem in restored.rejected]
+        passed_over = [
+            {"step": step, "problem": problem, "damaged": step in restored.damaged}
+            for step, problem in restored.passed_over
+        ]
         self._events.write(
             "restore_end",
             step=restored.step,
@@ -431,8 +442,9 @@ class Run:
         return self._clock.mono_ns() - self._last_save_ns >= self._env.period_s * _S
 
     def _save(self, trigger: str, *, within_s: float | None = None) -> None:
+        repeated = self._saved_step == self.step
         only_local = self._env.local and trigger == "final"
-        if self._saved_step == self.step and not only_local:
+        if repeated and not only_local:
             return
         self._last_save_ns = self._clock.mono_ns()
         self._wished = False
@@ -449,6 +461,7 @@ class Run:
             trigger=trigger,
             meta=meta,
             may_skip=may_skip,
+            repeated=repeated,
             within_s=within_s,
             node_stays=notice is None or not notice.machine,
             blocking=trigger in {"notice", "final"},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
@@ -56,28 +56,36 @@ class Comparison:
         prices: Prices,
         sacct_file: Path | None = None,
         tz: tzinfo | None = None,
+        drills: Mapping[str, str] | None = None,
     ) -> Comparison:
         """Ask the cluster, or a saved text of sacct, about all runs; no checkpoint is read.
+
+        Args:
+            prices: the partitions of the baseline are on demand, whatever the list says of them.
+            drills: by name of a run's folder, why its campaign was not carried out.
 
         Raises:
             NotFoundError, UsageError: the text cannot be used, or knows none of a run's jobs.
             SlurmError: the cluster cannot be asked.
         """
         now = datetime.now().astimezone()
-        names = [folder.path.name for folder in (baseline, *spot)]
-
-        def one(folder: RunFolder, *, on_demand: bool = False) -> Compared:
-            known = history.of_run(folder, sacct_file=sacct_file, tz=tz)
+        folders = (baseline, *spot)
+        names = [folder.path.name for folder in folders]
+        found = [history.of_run(one, sacct_file=sacct_file, tz=tz) for one in folders]
+        prices = _on_demand(prices, found[0])
+        runs = []
+        for folder, known in zip(folders, found, strict=True):
             name = folder.path.name
-            label = name if names.count(name) == 1 else str(folder.path)
             told = evidence.of_run(
-                folder, known, label=label, prices=prices, on_demand=on_demand, now=now
+                folder,
+                known,
+                label=name if names.count(name) == 1 else str(folder.path),
+                prices=prices,
+                now=now,
+                drills=(drills or {}).get(name),
             )
-            return Compared(folder=folder, history=known, evidence=told)
-
-        return cls(
-            baseline=one(baseline, on_demand=True), spot=tuple(map(one, spot)), prices=prices
-        )
+            runs.append(Compared(folder=folder, history=known, evidence=told))
+        return cls(baseline=runs[0], spot=tuple(runs[1:]), prices=prices)
 
     @property
     def every(self) -> Sequence[Compared]:
@@ -113,6 +121,13 @@ class Comparison:
         )
 
 
+def _on_demand(prices: Prices, baseline: History) -> Prices:
+    """The prices, by which every partition that the baseline ran in is on demand."""
+    theirs = {a.partition for job in baseline.timeline.jobs for a in job.attempts if a.partition}
+    partitions = tuple(sorted({*prices.other.on_demand_partitions, *theirs}))
+    return replace(prices, other=replace(prices.other, on_demand_partitions=partitions))
+
+
 def table(rows: Sequence[dict[str, Any]], terms: Terms) -> str:
     """Rows for a terminal."""
     metric = terms.metric.upper()
@@ -124,7 +139,7 @@ def table(rows: Sequence[dict[str, Any]], terms: Terms) -> str:
             duration(one["period_s"]),
             str(one["interruptions"]),
             str(one["recovered"]),
-            f"{one['steps_lost']:.0f}",
+            "-" if one["steps_lost"] is None else str(one["steps_lost"]),
             duration(one["rpo_max_s"]),
             duration(one["rto_median_s"]),
             "-" if one["gpu_hours"] is None else f"{one['gpu_hours']:.3g}",

@@ -6,7 +6,7 @@ Nothing here decides; see :mod:`slurmspot.study.acceptance`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,7 @@ from slurmspot.cost.prices import Prices
 from slurmspot.cost.usage import usages
 from slurmspot.errors import SlurmspotError, UsageError
 from slurmspot.events import Event
+from slurmspot.report import history
 from slurmspot.report.history import History
 from slurmspot.runfolder import RunFolder
 from slurmspot.study.acceptance import Evidence, Integrity
@@ -24,41 +25,45 @@ from slurmspot.study.acceptance import Evidence, Integrity
 
 def of_run(
     folder: RunFolder,
-    history: History,
+    known: History,
     *,
     label: str,
     prices: Prices,
-    on_demand: bool,
     now: datetime,
+    drills: str | None = None,
 ) -> Evidence:
-    """What ``history`` and the folder tell; its checkpoints are not looked at.
+    """What its history and the folder tell; its checkpoints are not looked at.
 
     Args:
-        on_demand: it ran on capacity at that price, whatever the price list says of its partition.
         now: what still runs is counted up to here.
+        drills: see :class:`~slurmspot.study.acceptance.Evidence`.
     """
-    jobs = history.timeline.jobs
-    if on_demand:
-        theirs = {attempt.partition for job in jobs for attempt in job.attempts}
-        prices = replace(prices, other=replace(prices.other, on_demand_partitions=tuple(theirs)))
+    jobs, final = known.timeline.jobs, _final(folder)
+    started = [a for job in jobs for a in job.attempts if a.start is not None]
     try:
-        used_h = gpu_hours((a for job in jobs for a in job.attempts), now=now)
+        used_h = gpu_hours(started, now=now)
     except UsageError:
         used_h = None
     return Evidence(
         label=label,
         period_s=_period_s(folder),
-        final=_final(folder),
-        interruptions=tuple(history.interruptions),
+        final=final,
+        jobs=tuple(dict.fromkeys(history.base_id(job.job_id) for job in jobs)),
+        attempts=len(started),
+        logged=any(event.event == "finished" for event in known.events)
+        if final is not None
+        else bool(known.events),
+        interruptions=tuple(known.interruptions),
+        drills=drills,
         gpu_hours=used_h,
-        bill=bill(usages(jobs, history.events, now=now), prices, name=label),
+        bill=bill(usages(jobs, known.events, now=now), prices, name=label),
     )
 
 
 def with_integrity(
-    known: Evidence,
+    told: Evidence,
     folder: RunFolder,
-    history: History,
+    known: History,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Evidence:
@@ -67,13 +72,13 @@ def with_integrity(
     Args:
         progress: called with the number of bytes just read, by any thread.
     """
-    return replace(known, integrity=_integrity(folder, history, progress))
+    return replace(told, integrity=_integrity(folder, known, progress))
 
 
 def _integrity(
-    folder: RunFolder, history: History, progress: Callable[[int], None] | None
+    folder: RunFolder, known: History, progress: Callable[[int], None] | None
 ) -> Integrity:
-    refused = tuple(_refused(history.events))
+    refused = tuple(dict.fromkeys(_refused(known.events)))
     try:
         from slurmspot.checkpoint.verify import verify  # noqa: PLC0415  h5py is an extra
 
@@ -89,15 +94,22 @@ def _integrity(
     )
 
 
-def _refused(events: tuple[Event, ...]) -> Iterator[tuple[int, str]]:
-    """Committed checkpoints that some restore found damaged, each once."""
-    told = {
-        (item["step"], str(item["problem"]))
-        for event in events
-        if event.event == "restore_end"
-        for item in event.data.get("rejected") or ()
-    }
-    yield from sorted(told)
+def _refused(events: Iterable[Event]) -> Iterator[str]:
+    """What restores found that was not as it had been saved, wherever it lay."""
+    for event in events:
+        if event.event == "restore_failed":
+            yield str(event.data.get("error"))
+        elif event.event == "restore_end":
+            rejected, passed_over = (
+                event.data.get(name) or () for name in ("rejected", "passed_over")
+            )
+            yield from map(str, rejected)
+            yield from (str(one) for one in passed_over if _is_damaged(one))
+
+
+def _is_damaged(passed_over: object) -> bool:
+    """Whether what was passed over is more than incomplete; so is what says nothing of it."""
+    return not isinstance(passed_over, dict) or passed_over.get("damaged") is not False
 
 
 def _period_s(folder: RunFolder) -> float | None:

@@ -29,7 +29,7 @@ from slurmspot.faults.campaign import Campaign
 from slurmspot.faults.conduct import Hand, Wait, conduct
 from slurmspot.faults.fault import Fault
 from slurmspot.faults.injector import Injection
-from slurmspot.faults.record import Record
+from slurmspot.faults.record import Outcome, Record, recorded
 from slurmspot.runfolder import RunFolder
 from slurmspot.study.runs import Follower, Say, launch
 
@@ -92,7 +92,7 @@ def runs_of(study: Path) -> tuple[RunFolder, list[RunFolder]]:
     """
     file = study / "study.json"
     try:
-        names = list(json.loads(file.read_text())["runs"])
+        baseline, *spot = map(str, _study(file)["runs"])
     except FileNotFoundError:
         raise NotFoundError(
             f"{study} holds no study",
@@ -100,8 +100,45 @@ def runs_of(study: Path) -> tuple[RunFolder, list[RunFolder]]:
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{file} cannot be read", why=str(error)) from None
-    baseline, *spot = (RunFolder((study / name).absolute()) for name in names)
-    return baseline, spot
+    folder = study.absolute()
+    return RunFolder(folder / baseline), [RunFolder(folder / name) for name in spot]
+
+
+def drills_of(study: Path) -> dict[str, str]:
+    """Why the campaign was not carried out in each spot run; empty if it was.
+
+    Returns:
+        By name of the run; nothing at all if no campaign was planned.
+
+    Raises:
+        UsageError: the study or its journal cannot be read.
+    """
+    file = study / "study.json"
+    try:
+        document = _study(file)
+        campaign, runs = document["campaign"], document["runs"][1:]
+        if campaign is None:
+            return {}
+        outcomes = recorded(study / "campaign.jsonl", campaign["digest"])
+        planned = campaign["planned"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{file} cannot be read", why=str(error)) from None
+    return {name: _undone([one for one in outcomes if one.run == name], planned) for name in runs}
+
+
+def _study(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_text()))
+
+
+def _undone(outcomes: Sequence[Outcome], planned: int | None) -> str:
+    """Why these, the latest of each injection, are not all that was planned; else empty."""
+    latest = {one.index: one for one in outcomes}
+    for index, one in sorted(latest.items()):
+        if one.problem:
+            return f"interruption {index + 1} of its campaign was not made: {one.problem}"
+    if len(latest) < (planned or 1):
+        return f"{len(latest)} of {planned or 'its'} planned interruptions were made"
+    return ""
 
 
 def carry_out(
@@ -137,7 +174,11 @@ def carry_out(
     problems = []
     spot = {name: one for name, one in followers.items() if name != BASELINE}
     if campaign is not None and hand is not None and spot:
-        hands = {name: _patient(experiment.folder(name), one, hand) for name, one in spot.items()}
+        hands = {
+            name: _patient(experiment.folder(name), spot[name], hand) if name in spot else None
+            for name in specs
+            if name != BASELINE
+        }
         record = Record(experiment.out / "campaign.jsonl", campaign.digest)
         problems += conduct(campaign, hands, record, say=say)
         record.close()
@@ -155,7 +196,9 @@ def _freeze(out: Path, specs: Mapping[str, Spec], campaign: Campaign | None) -> 
         "schema_version": 1,
         "runs": list(specs),
         "specs": {name: json.loads(spec.to_json()) for name, spec in specs.items()},
-        "campaign": None if campaign is None else campaign.digest,
+        "campaign": None
+        if campaign is None
+        else {"digest": campaign.digest, "planned": campaign.planned},
     }
     file = out / "study.json"
     try:

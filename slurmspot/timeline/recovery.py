@@ -21,6 +21,9 @@ from slurmspot.timeline.lives import INJECTOR, Life, chains, elapsed_s, is_step,
 from slurmspot.timeline.moments import moments
 from slurmspot.timeline.outages import Outage
 
+WANTED = frozenset({"cancelled", "timeout"})
+"""Kinds of interruptions that say nothing about capacity: a person or the time limit ended it."""
+
 _INJECTION_SLACK = timedelta(seconds=5)
 _SAVED = 75  # exit codes from here on ask for another attempt
 _KILLED = 128  # a shell's exit code for death by signal N is 128 + N

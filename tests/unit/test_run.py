@@ -17,7 +17,12 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from slurmspot.checkpoint.ownership import Claim
-from slurmspot.errors import FencedError, MismatchedCheckpointError, UsageError
+from slurmspot.errors import (
+    CorruptCheckpointError,
+    FencedError,
+    MismatchedCheckpointError,
+    UsageError,
+)
 from slurmspot.events import read_events
 from slurmspot.job.run import Preempted, Run
 from slurmspot.job.sampler import GlobalBatchSampler
@@ -178,6 +183,22 @@ def test_a_broken_checkpoint_is_passed_over_and_said_so(tmp_path, capsys):
     resumed = Training(tmp_path, attempt=1).go()
     assert resumed.seen[0][0] == 5
     assert "checkpoint of step 8 was rejected: rank-00000.h5" in capsys.readouterr().err
+
+
+def test_where_nothing_verifies_the_run_stops_and_its_log_says_so(tmp_path):
+    Training(tmp_path).go(until=5, how=None)
+    for data in (tmp_path / "checkpoints").glob("step-*/rank-00000.h5"):
+        data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(CorruptCheckpointError, match="none of"):
+        Training(tmp_path, attempt=1).go()
+    assert names(tmp_path, "1-1")[-2:] == ["restore_failed", "exit"]
+
+
+def test_what_was_just_restored_is_not_saved_again(tmp_path):
+    Training(tmp_path).go(until=1, how=None)
+    assert names(tmp_path, "1-0").count("commit") == 1
+    Training(tmp_path, attempt=1).go(until=1, how=None)
+    assert "commit" not in names(tmp_path, "1-1")
 
 
 def test_a_checkpoint_of_another_model_stops_the_run_and_is_left_alone(tmp_path):

@@ -14,35 +14,46 @@ from slurmspot.cli import main
 from slurmspot.cluster.spec import Spec
 from slurmspot.cost.prices import load_prices
 from slurmspot.errors import NotFoundError, UsageError
+from slurmspot.faults.record import Outcome, Record
 from slurmspot.report.history import History
 from slurmspot.runfolder import RunFolder
 from slurmspot.study import evidence
 from slurmspot.study.acceptance import Integrity, Terms, is_open, judge, row, saving
 from slurmspot.study.comparison import table, verdict
-from slurmspot.study.experiment import Experiment, carry_out, runs_of
+from slurmspot.study.experiment import Experiment, carry_out, drills_of, runs_of
 from slurmspot.timeline.attempts import Timeline
 
-INTACT = Integrity(intact=("step-00000240",))
+LAST = "step-00000240"
+INTACT = Integrity(intact=(LAST,))
 FINAL = {"step": 240, "digest": "abc", "loss": 0.4}
 TERMS = Terms()
 
 
-def history(label, hits=(), **options):
+def history(label, hits=(), *, partition="spot", **options):
     run = simulated.run(label, hits, **options)
-    return History(timeline=Timeline(jobs=run.jobs), events=run.events, outages=run.outages)
+    jobs = tuple(
+        job._replace(attempts=tuple(a._replace(partition=partition) for a in job.attempts))
+        for job in run.jobs
+    )
+    return History(timeline=Timeline(jobs=jobs), events=run.events, outages=run.outages)
 
 
-def known(tmp_path, label, hits=(), *, final=FINAL, integrity=INTACT, **options):
-    """A run as it is judged, from a simulated history."""
+def prices(*partitions):
+    found = load_prices(None)
+    return replace(found, other=replace(found.other, on_demand_partitions=partitions))
+
+
+def known(tmp_path, label, hits=(), *, final=FINAL, integrity=INTACT, told=None, **options):
+    """A run as it is judged, from a simulated history or one that is ``told``."""
     folder = RunFolder(tmp_path / label).create()
     if final is not None:
         folder.finished.write_text(json.dumps(final))
+    partition = "ondemand" if label == "baseline" else "spot"
     found = evidence.of_run(
         folder,
-        history(label, hits, **options),
+        told or history(label, hits, **{"partition": partition, **options}),
         label=label,
-        prices=load_prices(None),
-        on_demand=label == "baseline",
+        prices=prices("ondemand"),
         now=simulated.T0 + timedelta(days=1),
     )
     return replace(found, integrity=integrity)
@@ -72,10 +83,14 @@ def test_everything_shown_opens_the_gate(tmp_path, baseline):
     ("integrity", "says"),
     [
         (None, "nobody has looked"),
-        (Integrity(), "no checkpoint"),
-        (Integrity(intact=("step-1",), unknown="h5py is not installed"), "h5py is not installed"),
-        (Integrity(intact=("step-1",), damaged=(("step-2", "is missing"),)), "step-2: is missing"),
-        (Integrity(intact=("step-1",), refused=((7, "content differs"),)), "step 7"),
+        (Integrity(), "the checkpoint of its last step, 240, is not among"),
+        (
+            Integrity(intact=("step-00000020",)),
+            "the checkpoint of its last step, 240, is not among",
+        ),
+        (Integrity(intact=(LAST,), unknown="h5py is not installed"), "h5py is not installed"),
+        (Integrity(intact=(LAST,), damaged=(("step-2", "is missing"),)), "step-2: is missing"),
+        (Integrity(intact=(LAST,), refused=("content differs",)), "content differs"),
     ],
 )
 @pytest.mark.parametrize("whose", ["baseline", "spot"])
@@ -90,7 +105,9 @@ def test_what_cannot_be_verified_keeps_it_shut(tmp_path, baseline, integrity, sa
 def test_a_run_that_does_not_come_back(tmp_path, baseline):
     spot = known(tmp_path, "spot", [("kill", 50)], final=None, stop_at=50)
     wrong, _ = failing(baseline, spot)
-    assert wrong == [("spot", check) for check in ("finished", "recovered", "as good", "saves")]
+    assert wrong == [
+        ("spot", check) for check in ("finished", "recovered", "integrity", "as good", "saves")
+    ]
 
 
 def test_a_run_that_nothing_interrupted_shows_nothing(tmp_path, baseline):
@@ -117,8 +134,8 @@ def test_where_the_states_differ_the_metric_decides(tmp_path, baseline, loss, go
     [(-2.0, -1.99, True), (-2.0, -1.9, False), (0.0, 0.0, True), (0.0, 1e-9, False)],
 )
 def test_negative_and_zero_metrics(tmp_path, other, mine, good):
-    baseline = known(tmp_path, "baseline", final={"digest": "a", "loss": other})
-    spot = known(tmp_path, "spot", [("kill", 50)], final={"digest": "b", "loss": mine})
+    baseline = known(tmp_path, "baseline", final={**FINAL, "digest": "a", "loss": other})
+    spot = known(tmp_path, "spot", [("kill", 50)], final={**FINAL, "digest": "b", "loss": mine})
     assert failing(baseline, spot)[0] == ([] if good else [("spot", "as good")])
 
 
@@ -131,15 +148,63 @@ def test_states_of_nothing_are_not_equal(tmp_path):
 
 
 def test_savings_are_against_what_the_baseline_cost(tmp_path, baseline):
-    prices = load_prices(None)
     spot = known(tmp_path, "spot", [("preempt", 50)])
     hours = spot.gpu_hours / baseline.gpu_hours
-    discount = 1 - prices.discount
+    discount = 1 - load_prices(None).discount
     assert saving(spot, baseline) == pytest.approx(1 - hours * discount, abs=0.01)
     often = known(tmp_path, "often", [("kill", 21)] * 60)
     assert failing(baseline, often)[0] == [("often", "saves")]
     unpriced = replace(spot, bill=replace(spot.bill, unpriced={"h100": 1.0}))
     assert failing(baseline, unpriced)[0] == [("spot", "saves")]
+    for hours in (0.0, None):
+        assert failing(baseline, replace(spot, gpu_hours=hours))[0] == [("spot", "saves")]
+
+
+def test_a_run_in_the_baselines_partition_was_not_on_spot(tmp_path, baseline):
+    spot = known(tmp_path, "spot", [("preempt", 50)], partition="ondemand")
+    assert failing(baseline, spot)[0] == [("spot", "saves")]
+
+
+def test_a_baseline_of_several_attempts_costs_what_no_baseline_would(tmp_path):
+    twice = replace(known(tmp_path, "baseline"), attempts=2)
+    spot = known(tmp_path, "spot", [("preempt", 50)])
+    assert failing(twice, spot)[0] == [("baseline", "undisturbed")]
+
+
+def test_a_shorter_run_is_not_as_good(tmp_path, baseline):
+    spot = known(tmp_path, "spot", [("kill", 50)], final={**FINAL, "step": 60})
+    wrong, shown = failing(baseline, replace(spot, integrity=Integrity(intact=("step-00000060",))))
+    assert wrong == [("spot", "as good")]
+    assert shown["spot", "as good"] == "it made 60 steps, and the baseline 240"
+
+
+def test_a_run_that_somebody_began_again_did_not_come_back_by_itself(tmp_path, baseline):
+    spot = replace(known(tmp_path, "spot", [("kill", 50)]), jobs=("17", "18"))
+    wrong, shown = failing(baseline, spot)
+    assert wrong == [("spot", "recovered")]
+    assert "jobs 17, 18" in shown["spot", "recovered"]
+
+
+@pytest.mark.parametrize("kind", ["cancelled", "timeout"])
+def test_ends_that_say_nothing_of_capacity_show_nothing(tmp_path, baseline, kind):
+    spot = known(tmp_path, "spot", [("kill", 50)])
+    ends = tuple(replace(one, kind=kind) for one in spot.interruptions)
+    assert failing(baseline, replace(spot, interruptions=ends))[0] == [("spot", "recovered")]
+
+
+def test_without_an_event_log_nothing_is_known_of_losses(tmp_path, baseline):
+    told = replace(history("spot", [("kill", 50)]), events=())
+    spot = known(tmp_path, "spot", told=told)
+    assert row(spot, baseline, TERMS)["steps_lost"] is None
+    assert failing(baseline, spot)[0] == [("spot", "recovered")]
+
+
+def test_a_campaign_that_was_not_carried_out_keeps_it_shut(tmp_path, baseline):
+    spot = known(tmp_path, "spot", [("kill", 50)])
+    assert failing(baseline, replace(spot, drills=""))[0] == []
+    wrong, shown = failing(baseline, replace(spot, drills="2 of 3 were made"))
+    assert wrong == [("spot", "recovered")]
+    assert shown["spot", "recovered"] == "2 of 3 were made"
 
 
 def test_there_must_be_something_to_judge(baseline):
@@ -149,6 +214,8 @@ def test_there_must_be_something_to_judge(baseline):
     for tolerance in (-0.1, math.nan, math.inf):
         with pytest.raises(UsageError, match="tolerance"):
             Terms(tolerance=tolerance)
+    with pytest.raises(UsageError, match="digest is no metric"):
+        Terms(metric="digest")
 
 
 def test_tables_name_every_run_and_every_finding(tmp_path, baseline):
@@ -188,13 +255,21 @@ def test_every_byte_is_looked_at(tmp_path):
     assert [name for name, _ in found.damaged] == ["step-00000001"]
 
 
-def test_what_a_restore_refused_is_remembered_though_it_is_gone(tmp_path):
+@pytest.mark.parametrize(
+    ("event", "data", "refused"),
+    [
+        ("restore_end", {"rejected": [{"step": 9, "problem": "x"}]}, 1),
+        ("restore_end", {"passed_over": [{"step": 9, "problem": "x", "damaged": True}]}, 1),
+        ("restore_end", {"passed_over": [{"step": 9, "problem": "x", "damaged": False}]}, 0),
+        ("restore_end", {"passed_over": ["nobody knows"], "rejected": None}, 1),
+        ("restore_failed", {"error": "x"}, 1),
+        ("restore_end", {}, 0),
+    ],
+)
+def test_what_a_restore_refused_is_remembered_though_it_is_gone(tmp_path, event, data, refused):
     saved(RunFolder(tmp_path / "spot").create())
-    events = [
-        replace(event, event="restore_end", data={"rejected": [{"step": 9, "problem": "x"}]})
-        for event in history("spot").events[:2]
-    ]
-    assert looked_at(tmp_path, events).refused == ((9, "x"),)
+    events = [replace(one, event=event, data=data) for one in history("spot").events[:2]]
+    assert len(looked_at(tmp_path, events).refused) == refused
 
 
 def test_checkpoints_that_cannot_be_read_are_not_taken_for_good(tmp_path, monkeypatch):
@@ -248,8 +323,39 @@ def test_a_finished_experiment_is_not_run_again_and_another_is_refused(tmp_path)
         carry_out(plan, say=said.append)
     with pytest.raises(UsageError, match="cannot be read"):
         runs_of(plan.out)
+    (plan.out / "study.json").write_text('{"runs": []}')
+    with pytest.raises(UsageError, match="cannot be read"):
+        runs_of(plan.out)
     with pytest.raises(NotFoundError):
         runs_of(tmp_path)
+
+
+def journal(plan, outcomes, planned=2):
+    """A study with a campaign and its journal: (run, index, problem)."""
+    document = json.loads((plan.out / "study.json").read_text())
+    document["campaign"] = {"digest": "d", "planned": planned}
+    (plan.out / "study.json").write_text(json.dumps(document))
+    (plan.out / "campaign.jsonl").unlink(missing_ok=True)
+    record = Record(plan.out / "campaign.jsonl", "d")
+    for run, index, problem in outcomes:
+        record.add(Outcome(run=run, index=index, t_ns=0, asked={}, problem=problem))
+    record.close()
+    return drills_of(plan.out)
+
+
+def test_a_study_knows_what_of_its_campaign_was_carried_out(tmp_path):
+    plan = Experiment(out=tmp_path / "study", spec=SPEC, periods_s=(5.0,))
+    complete(plan)
+    carry_out(plan, say=str)
+    assert drills_of(plan.out) == {}
+    run = "period-5s"
+    assert journal(plan, [(run, 0, ""), (run, 1, "")]) == {run: ""}
+    assert journal(plan, [(run, 0, "no effect"), (run, 0, ""), (run, 1, "")]) == {run: ""}
+    assert journal(plan, [(run, 0, "")]) == {run: "1 of 2 planned interruptions were made"}
+    assert journal(plan, [], None) == {run: "0 of its planned interruptions were made"}
+    assert journal(plan, [(run, 0, "")], None) == {run: ""}
+    missed = journal(plan, [(run, 0, ""), (run, 1, "no effect")])
+    assert missed == {run: "interruption 2 of its campaign was not made: no effect"}
 
 
 def call(capsys, *argv):

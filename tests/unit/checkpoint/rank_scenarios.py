@@ -25,7 +25,7 @@ from slurmspot.checkpoint.checkpointer import Checkpointer, RandomState
 from slurmspot.checkpoint.disk import Disk, aligned
 from slurmspot.checkpoint.ownership import Claim
 from slurmspot.checkpoint.storage import Hdf5StorageReader, Hdf5StorageWriter
-from slurmspot.errors import SlurmspotError, UsageError
+from slurmspot.errors import CheckpointWriteError, SlurmspotError, UsageError
 from slurmspot.job.run import Run
 
 
@@ -99,6 +99,24 @@ def restore(folder, kind):
     answer = checkpointer.digest(), weights(model), after, restored
     checkpointer.close()
     return answer
+
+
+def save_again(folder, kind, *, moved):
+    """Restore step 3 and save it once more, changed if ``moved``; why that was refused, if it was.
+
+    A model and its optimizer are the same state however many ranks they are cut for.
+    """
+    model, optimizer, checkpointer = start(folder, kind)
+    checkpointer.restore()
+    if moved:
+        train(model, optimizer, 1, seed=3)
+    problem = ""
+    try:
+        checkpointer.save(3, trigger="period", meta={}, blocking=True)
+    except CheckpointWriteError as error:
+        problem = error.why
+    checkpointer.close()
+    return problem
 
 
 def restore_on_pages(folder, kind):

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import rank_scenarios as scenario
 import torch
@@ -38,6 +40,19 @@ def test_a_plain_checkpoint_loads_into_ddp(pool, tmp_path):
     saved = pool.run(1, scenario.save, tmp_path, "plain")
     for answer in pool.run(2, scenario.restore, tmp_path, "ddp"):
         assert answer[:2] == saved[0][:2]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3)])
+def test_a_step_may_be_saved_again_by_other_ranks_unless_it_is_seen_to_differ(
+    pool, tmp_path, kind, size
+):
+    pool.run(2, scenario.save, tmp_path, kind)
+    same = pool.run(size, partial(scenario.save_again, moved=False), tmp_path, kind)
+    assert set(same) == {""}
+    if size == 2:
+        other = pool.run(2, partial(scenario.save_again, moved=True), tmp_path, kind)
+        assert all("another state of model/" in problem for problem in other)
+    assert pool.run(size, scenario.restore, tmp_path, kind)[0][3].step == 3
 
 
 @pytest.mark.parametrize("saving", [1, 2, 3])

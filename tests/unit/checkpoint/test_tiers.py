@@ -209,16 +209,18 @@ def test_an_emptied_disk_costs_the_steps_since_the_remote_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "problem"),
+    ("spoil", "problem", "damaged"),
     [
-        (flip, "content differs|bytes outside"),
-        (lambda path: path.unlink(), "rank-00000.h5 is neither on these nodes nor"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is neither on these nodes nor"),
-        (lambda path: flip(path.with_name("manifest.json")), "manifest.json: its own hash"),
-        (lambda path: path.with_name("manifest.json").unlink(), "No such file"),
+        (flip, "content differs|bytes outside", {2}),
+        (lambda path: path.unlink(), "rank-00000.h5 is neither on these nodes nor", set()),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is neither on these", {2}),
+        (lambda path: flip(path.with_name("manifest.json")), "manifest.json: its own hash", {2}),
+        (lambda path: path.with_name("manifest.json").unlink(), "No such file", {2}),
     ],
 )
-def test_a_local_copy_that_is_not_whole_is_passed_over_and_said_so(tmp_path, spoil, problem):
+def test_a_local_copy_that_is_not_whole_is_passed_over_and_said_so(
+    tmp_path, spoil, problem, damaged
+):
     left_local(tmp_path)
     spoil(node_file(tmp_path, 2))
     third = Attempt(tmp_path, 2)
@@ -227,6 +229,7 @@ def test_a_local_copy_that_is_not_whole_is_passed_over_and_said_so(tmp_path, spo
     ((step, words),) = restored.passed_over
     assert step == 2
     assert re.search(problem, words), words
+    assert restored.damaged == damaged
     assert on_remote(tmp_path) == [1]
     assert unfinished(tmp_path) == []
     third.drained(2)  # the same step anew takes its place on both tiers
