@@ -293,7 +293,7 @@ def _preempt_mode(cluster: Cluster, own: str) -> Finding:
     """The cluster's mode; ``own`` is the partition's, which overrides all but OFF."""
     subject, value = "PreemptMode", cluster.config.get("PreemptMode")
     others = {"CANCEL", "SUSPEND", "GANG"}
-    if "REQUEUE" in _words(own.upper()) and others >= _words((value or "").upper()):
+    if value and "REQUEUE" in _words(own.upper()) and others >= _words(value.upper()):
         return ok(subject, value, f"of the cluster; the partition has its own, {own}")
     return _mode(subject, value, fix=_setting("PreemptMode=REQUEUE", cluster), by_qos=False)
 
