@@ -8,6 +8,7 @@ all.
 
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -185,9 +186,20 @@ def die_anywhere(folder, trials, seed):
 
 
 def race(folder, writers):
-    """Several processes save the same steps at once; whether all of them were content."""
+    """Several processes save the same steps at once; whether all of them were content.
+
+    Without a claim, who comes later takes what an earlier one has begun for left over: none begins
+    before all have looked.
+    """
     folder.mkdir()
-    children = [fork(lambda: save_on(folder, 15, fresh)) for _ in range(writers)]
+    all_there = multiprocessing.get_context("fork").Barrier(writers)
+
+    def begin(folder):
+        found = fresh(folder)
+        all_there.wait(60)
+        return found
+
+    children = [fork(lambda: save_on(folder, 15, begin)) for _ in range(writers)]
     killed = [was_killed(child) for child in children]
     assert step_after(folder, 15) == 15
     return not any(killed)
