@@ -140,13 +140,7 @@ def run_storage(run: Path, *, window_s: float) -> Iterator[Finding]:
     checkpoint = filesystem.newest_checkpoint(RunFolder(run).checkpoints)
     why = "checkpoints there must outlive the nodes, and all ranks write there"
     yield filesystem.shared(name, folder, filesystem.mounted(folder), why=why)
-    refusal = filesystem.try_out(folder)
-    yield filesystem.commits(name, refusal)
-    yield filesystem.space(name, filesystem.free_bytes(folder), checkpoint)
-    if refusal is None:
-        speed = filesystem.measure(folder)
-        yield from filesystem.direct_io(name, speed)
-        yield filesystem.pace(name, speed, window_s, checkpoint)
+    yield from _written_to(name, folder, window_s, checkpoint)
 
 
 def local_storage(job: JobEnvironment) -> Iterator[Finding]:
@@ -158,13 +152,20 @@ def local_storage(job: JobEnvironment) -> Iterator[Finding]:
         yield _no_local(name, folder, job)
         return
     yield filesystem.own(name, folder, filesystem.mounted(folder))
+    yield from _written_to(name, folder, None, None)
+
+
+def _written_to(
+    name: str, folder: Path, window_s: float | None, checkpoint: filesystem.Checkpoint | None
+) -> Iterator[Finding]:
+    """What is found by writing to a folder; arguments as of :func:`filesystem.pace`."""
     refusal = filesystem.try_out(folder)
     yield filesystem.commits(name, refusal)
-    yield filesystem.space(name, filesystem.free_bytes(folder), None)
+    yield filesystem.space(name, filesystem.free_bytes(folder), checkpoint)
     if refusal is None:
         speed = filesystem.measure(folder)
         yield from filesystem.direct_io(name, speed)
-        yield filesystem.pace(name, speed, None, None)
+        yield filesystem.pace(name, speed, window_s, checkpoint)
 
 
 def _no_local(name: str, folder: Path, job: JobEnvironment) -> Finding:

@@ -28,6 +28,9 @@ HANG_VAR = "SLURMSPOT_HANG_S"
 HOLD_VAR = "SLURMSPOT_HOLD"
 LOCAL_VAR = "SLURMSPOT_LOCAL"
 
+PERIODS_S = (300.0, 900.0, 1800.0, 3600.0)
+"""Periods between checkpoints that are compared where nobody says which, in seconds."""
+
 DEFAULT_PERIOD_S = 900.0
 DEFAULT_KEEP = 3
 DEFAULT_WINDOW_S = 60.0

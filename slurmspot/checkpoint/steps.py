@@ -37,16 +37,23 @@ def step_name(step: int) -> str:
     Raises:
         UsageError: the step is no whole number in 0..99,999,999.
     """
+    number = whole(step, below=100_000_000, why="it must be a whole number of 1 to 8 digits")
+    return f"step-{number:08d}"
+
+
+def whole(step: int, *, below: int, why: str) -> int:
+    """The step as a plain number.
+
+    Raises:
+        UsageError: it is no whole number in 0..below - 1; told with ``why``.
+    """
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
         number = -1
-    if not 0 <= number <= 99_999_999:
-        raise UsageError(
-            f"step {step!r} cannot be checkpointed",
-            why="it must be a whole number of 1 to 8 digits",
-        )
-    return f"step-{number:08d}"
+    if not 0 <= number < below:
+        raise UsageError(f"step {step!r} cannot be checkpointed", why=why)
+    return number
 
 
 def step_of(path: Path) -> int | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import operator
 import os
 import threading
 from collections import Counter
@@ -52,7 +51,6 @@ from slurmspot.checkpoint.verify import stands_in
 from slurmspot.errors import (
     CheckpointWriteError,
     CorruptCheckpointError,
-    UsageError,
 )
 
 
@@ -97,7 +95,10 @@ class Hdf5StorageWriter(StorageWriter):
         super().__init__()
         self._disk = disk
         self._desk = desk
-        self._step = None if step is None else _checked(step)
+        if step is not None:
+            why = "it must be a whole number from 0 on"
+            step = steps.whole(step, below=manifest.END_OF_COUNTS, why=why)
+        self._step = step
         self.metadata = metadata
         self._keep_existing = keep_existing
         self._vital = vital
@@ -345,19 +346,6 @@ class Hdf5StorageReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a path of this file system."""
         return "://" not in str(checkpoint_id)
-
-
-def _checked(step: int) -> int:
-    """The step as a manifest can tell it."""
-    try:
-        number = -1 if isinstance(step, bool) else operator.index(step)
-    except TypeError:
-        number = -1
-    if not 0 <= number < manifest.END_OF_COUNTS:
-        raise UsageError(
-            f"step {step!r} cannot be checkpointed", why="it must be a whole number from 0 on"
-        )
-    return number
 
 
 def _check_fresh(plans: Sequence[SavePlan]) -> None:

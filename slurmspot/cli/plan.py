@@ -24,9 +24,9 @@ from slurmspot.faults import trace
 from slurmspot.report import history, table
 from slurmspot.report.costs import percent
 from slurmspot.runfolder import RunFolder
+from slurmspot.settings import PERIODS_S
 
 _FILE = click.Path(path_type=Path)
-_PERIODS_S = (300.0, 900.0, 1800.0, 3600.0)
 _GIVEN = "given"
 _BOUNDS = {
     "formula": "where the formula's waste is least",
@@ -143,7 +143,7 @@ def _inputs(command: Callable[..., Any]) -> Callable[..., Any]:
 )  # fmt: skip
 @click.option(
     "--period-s", "periods_s", type=_Finite(min=0, min_open=True), multiple=True,
-    default=_PERIODS_S, show_default=True, help="A period to try; again for more.",
+    default=PERIODS_S, show_default=True, help="A period to try; again for more.",
 )  # fmt: skip
 @click.option("--rpo-s", type=_Finite(min=0), help="Training that may be lost at worst.")
 @accounts

@@ -63,11 +63,8 @@ def command(
         found = history.of_run(RunFolder.open(folder), sacct_file=sacct_file, tz=zone)
         notes += found.timeline.notes
         reports.append(
-            RunReport(
-                label=folder.name if names.count(folder.name) == 1 else str(folder),
-                jobs=found.timeline.jobs,
-                events=found.events,
-                outages=found.outages,
+            found.report(
+                folder.name if names.count(folder.name) == 1 else str(folder),
                 baseline=baseline is not None and folder == baseline.absolute(),
             )
         )

@@ -23,9 +23,10 @@ from slurmspot.faults.campaign import Campaign
 from slurmspot.faults.conduct import Wait
 from slurmspot.faults.injector import Injector
 from slurmspot.runfolder import RunFolder
+from slurmspot.settings import PERIODS_S
 from slurmspot.study.acceptance import OPEN, SHUT, Terms, is_open
 from slurmspot.study.comparison import Comparison, table, verdict
-from slurmspot.study.experiment import PERIODS_S, Experiment, carry_out, drills_of, runs_of
+from slurmspot.study.experiment import Experiment, carry_out, drills_of, runs_of
 
 _PATH = click.Path(path_type=Path)
 

@@ -13,6 +13,7 @@ from slurmspot.cluster import command, sacct
 from slurmspot.cluster.command import Runner
 from slurmspot.errors import NotFoundError, SlurmError, UsageError
 from slurmspot.events import Event, read_events
+from slurmspot.report.document import RunReport
 from slurmspot.runfolder import RunFolder
 from slurmspot.timeline import outages
 from slurmspot.timeline.attempts import Job, Timeline, read_timeline
@@ -46,6 +47,16 @@ class History:
         if self.events:
             return interruptions(self.timeline.jobs, self.events, self.outages)
         return of_each(self.timeline.jobs, self.outages)
+
+    def report(self, label: str, *, baseline: bool = False) -> RunReport:
+        """The run as it enters a report."""
+        return RunReport(
+            label=label,
+            jobs=self.timeline.jobs,
+            events=self.events,
+            outages=self.outages,
+            baseline=baseline,
+        )
 
 
 def of_run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -12,7 +12,7 @@ from slurmspot.cost.prices import Prices
 from slurmspot.report import history
 from slurmspot.report.compose import build_document
 from slurmspot.report.costs import percent
-from slurmspot.report.document import Document, RunReport
+from slurmspot.report.document import Document
 from slurmspot.report.history import History
 from slurmspot.report.table import duration, render
 from slurmspot.runfolder import RunFolder
@@ -27,16 +27,6 @@ class Compared:
     folder: RunFolder
     history: History
     evidence: Evidence
-
-    def report(self, *, baseline: bool) -> RunReport:
-        """The run as it enters a page."""
-        return RunReport(
-            label=self.evidence.label,
-            jobs=self.history.timeline.jobs,
-            events=self.history.events,
-            outages=self.history.outages,
-            baseline=baseline,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +82,10 @@ class Comparison:
         """All runs, the baseline first."""
         return (self.baseline, *self.spot)
 
-    def judged(
-        self, terms: Terms, *, progress: Callable[[int], None] | None = None
-    ) -> list[Finding]:
-        """Verify every byte of all checkpoints, and say what holds.
-
-        Args:
-            progress: called with the number of bytes just read, by any thread.
-        """
+    def judged(self, terms: Terms) -> list[Finding]:
+        """Verify every byte of all checkpoints, and say what holds."""
         baseline, *spot = (
-            evidence.with_integrity(one.evidence, one.folder, one.history, progress=progress)
-            for one in self.every
+            evidence.with_integrity(one.evidence, one.folder, one.history) for one in self.every
         )
         return judge(baseline, spot, terms)
 
@@ -114,7 +97,10 @@ class Comparison:
         """The page about all of them."""
         return build_document(
             "Spot runs beside an undisturbed baseline",
-            [one.report(baseline=one is self.baseline) for one in self.every],
+            [
+                one.history.report(one.evidence.label, baseline=one is self.baseline)
+                for one in self.every
+            ],
             generated=datetime.now().astimezone(),
             prices=self.prices,
             notes=[note for one in self.every for note in one.history.timeline.notes],

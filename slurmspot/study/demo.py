@@ -24,7 +24,6 @@ from slurmspot.cost.prices import Prices, load_prices
 from slurmspot.faults.injector import Injection, Injector
 from slurmspot.report import history
 from slurmspot.report.compose import build_document
-from slurmspot.report.document import RunReport
 from slurmspot.report.history import History
 from slurmspot.report.html import write_html
 from slurmspot.report.table import duration, render
@@ -119,13 +118,7 @@ def demo(
     summary = summarise(baseline, spot, slurm_version=version, prices=price_list)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     reports = [
-        RunReport(
-            label=name,
-            jobs=run.history.timeline.jobs,
-            events=run.history.events,
-            outages=run.history.outages,
-            baseline=name == "baseline",
-        )
+        run.history.report(name, baseline=name == "baseline")
         for name, run in (("baseline", baseline), ("spot", spot))
     ]
     document = build_document(

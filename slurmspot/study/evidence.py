@@ -6,7 +6,7 @@ Nothing here decides; see :mod:`slurmspot.study.acceptance`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -60,29 +60,17 @@ def of_run(
     )
 
 
-def with_integrity(
-    told: Evidence,
-    folder: RunFolder,
-    known: History,
-    *,
-    progress: Callable[[int], None] | None = None,
-) -> Evidence:
-    """The same, once every byte of every committed checkpoint has been read.
-
-    Args:
-        progress: called with the number of bytes just read, by any thread.
-    """
-    return replace(told, integrity=_integrity(folder, known, progress))
+def with_integrity(told: Evidence, folder: RunFolder, known: History) -> Evidence:
+    """The same, once every byte of every committed checkpoint has been read."""
+    return replace(told, integrity=_integrity(folder, known))
 
 
-def _integrity(
-    folder: RunFolder, known: History, progress: Callable[[int], None] | None
-) -> Integrity:
+def _integrity(folder: RunFolder, known: History) -> Integrity:
     refused = tuple(dict.fromkeys(_refused(known.events)))
     try:
         from slurmspot.checkpoint.verify import verify  # noqa: PLC0415  h5py is an extra
 
-        reports = verify(folder.checkpoints, progress)
+        reports = verify(folder.checkpoints)
     except ModuleNotFoundError as error:
         return Integrity(unknown=f"{error.name} is not installed", refused=refused)
     except SlurmspotError as error:

@@ -31,10 +31,10 @@ from slurmspot.faults.fault import Fault
 from slurmspot.faults.injector import Injection
 from slurmspot.faults.record import Outcome, Record, recorded
 from slurmspot.runfolder import RunFolder
+from slurmspot.settings import PERIODS_S
 from slurmspot.study.runs import Follower, Say, launch
 
 BASELINE = "baseline"
-PERIODS_S = (300.0, 900.0, 1800.0, 3600.0)
 _INTERVAL_S = 5.0
 _HEARTBEAT_S = 300.0
 _ASK_AGAIN_S = 1.0
